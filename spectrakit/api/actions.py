@@ -48,7 +48,7 @@ from ..launch.launcher import Outcome, launch, tidy_checkpoints
 from ..predictions.ensemble import HOW, check_how
 from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
-from ..predictions.submission_file import SubmissionState, check_is_csv, read_record
+from ..predictions.submission_file import SubmissionState, check_is_csv, read_record, record_stream
 from ..runs.events import EventLog, log_file, write_metrics_csv
 from ..runs.history import outline, read_overview
 from ..runs.outputs import seal_after
@@ -309,6 +309,19 @@ def _copy_to_stream(file: Path, out: Path) -> str:
     return ""
 
 
+def _after_copy(result: Any, file: Path, out: Path, copied: bool) -> Any:
+    "Return the result of an action with `out`, a device or a pipe, in the place of `file`; None there if not copied."
+    if isinstance(result, Predictions):
+        state = result.submission if copied else None
+        state = state and replace(state, file=str(out.absolute()))
+        result = replace(result, table=out if copied else None, submission=state)
+    if copied and isinstance(path := getattr(result, "path", None), Path):
+        record_stream(path if path.is_dir() else path.parent, file, out)
+    if isinstance(result, Run):
+        note_submission(result)
+    return result
+
+
 def _is_stream(out: Path) -> bool:
     "Return whether `out` is a device or a pipe."
     try:
@@ -331,12 +344,14 @@ def writes_through(word: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*args, **kwargs)
             with tempfile.TemporaryDirectory(prefix="spectrakit-") as folder:
                 kwargs[word] = file = Path(folder, "submission.csv")
+                result: Any = None
                 try:
                     result = function(*args, **kwargs)
                 finally:
                     if problem := _copy_to_stream(file, Path(out)):
                         print(problem, file=sys.stderr)
-            return cast(R, replace(result, table=Path(out))) if isinstance(result, Predictions) else result
+                    result = _after_copy(result, file, Path(out), file.is_file() and not problem)
+            return cast(R, result)
 
         return call
 

@@ -202,7 +202,7 @@ def predict(arguments: Sequence[str]) -> int:
     prediction = predict_run(task, single, runs=several, how=options.how, out=options.out, trust=options.trust)
     table = f", table in {prediction.table}" if prediction.table else ""
     print_text(f"{len(next(iter(prediction.arrays.values())))} predictions in {prediction.path}{table}")
-    return 0
+    return 1 if options.out and not table else 0  # a pipe without a reader: the reason was printed
 
 # %% ../../nbs/90_cli/03_training.ipynb #ec52d3b7
 COMMANDS: dict[str, Command] = {"train": train, "check": check, "resume": resume, "predict": predict}

@@ -37,8 +37,15 @@ def is_frame(value: Any) -> bool:
 
 
 def columns_of_frame(frame: Any) -> dict[str, list]:
-    "The columns of a table of pandas or polars, by name."
-    return {str(name): list(frame[name]) for name in frame.columns}
+    "Return the columns of a table of pandas or polars, and a named index of pandas, by name; the first of two."
+    names, columns = [str(name) for name in frame.columns], dict[str, list]()
+    for level, name in enumerate(frame.index.names if hasattr(frame, "index") else ()):
+        if name is not None and str(name) not in names:
+            columns[str(name)] = list(frame.index.get_level_values(level))
+    for place, name in enumerate(names):
+        if name not in columns:
+            columns[name] = list(frame.iloc[:, place] if hasattr(frame, "iloc") else frame[name])
+    return columns
 
 
 def frame_like(columns: Mapping[str, Any], given: Sequence[Any]) -> Any:

@@ -10,10 +10,12 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from statistics import median_low
 from typing import Any
 
 from ..jobs.serving import columns_of_frame, frame_like, is_frame
+from ..predictions.spelling import matched, number_of
 from ..predictions.submission import Sample, id_columns
 from ..system.errors import RequestError, did_you_mean
 
@@ -22,8 +24,10 @@ _KEPT = 2000  # values of each column
 
 
 def _plain(value: Any) -> Any:
-    "A value as Python's own, where it is NumPy's."
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    "Return a value as Python has it: also the only one of an array or a tensor, None for pandas' NA."
+    if hasattr(value, "item") and getattr(value, "shape", ()) in ((), (1,)):
+        return value.item()
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def usual(values: Sequence[Any]) -> Any:
@@ -32,11 +36,13 @@ def usual(values: Sequence[Any]) -> Any:
         return 0
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) and value == value for value in plain):
         return median_low(plain)
-    return Counter(map(str, plain)).most_common(1)[0][0]
+    return {str(value): value for value in plain}[Counter(map(str, plain)).most_common(1)[0][0]]
 
 
 def _read(text: str) -> Any:
-    "A cell of the sample submission as a number, where it is one."
+    "Return a cell of the sample submission as a number, or True or False, if it is one."
+    if text in ("True", "False"):
+        return text == "True"
     for kind in (int, float):
         try:
             return kind(text)
@@ -59,10 +65,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
+def _as_number(value: Any) -> Any:
+    "Return the number that a value says, also a decimal or a text; other values as they are."
+    value = _plain(value)
+    number = number_of(value) if isinstance(value, str) else float(value) if isinstance(value, Decimal) else None
+    return value if number is None else number
+
+
 def is_scored(value: Any, numeric: bool) -> bool:
     "Return whether a metric can score a value: it is not missing and, for a number, finite."
     value = _plain(value)
-    if value is None or value != value or str(value) == "<NA>":
+    if value is None or value != value:
         return False
     return not numeric or (is_number(value) and math.isfinite(value))
 
@@ -75,9 +88,10 @@ def _keys(table: dict[str, list], ids: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _in_order(mine: dict[str, list], right: dict[str, list], ids: Sequence[str]) -> tuple[dict[str, list], str]:
     "Return the rows of `mine` in the order of the ids of `right`, which fills the gaps, and what was wrong or ''."
-    here, there = _keys(mine, ids), _keys(right, ids)
-    if all(mine[name] == right[name] for name in ids):
+    written, there = _keys(mine, ids), _keys(right, ids)
+    if written == there:
         return mine, ""
+    here = matched(written, there)
     place = {key: at for at, key in reversed(list(enumerate(here)))}
     rows = {
         name: [mine[name][place[key]] if key in place else right[name][at] for at, key in enumerate(there)]
@@ -128,7 +142,8 @@ class StandingAnswer:
             columns = dict(zip(sample.sheet.columns, zip(*sample.sheet.rows, strict=True), strict=False))
             self.values = {name: [_read(text) for text in texts[:_KEPT]] for name, texts in columns.items()}
             self.ids = sample.sheet.columns[: id_columns(sample.sheet)]
-            self.columns = {name: all(map(is_number, values)) for name, values in self.values.items()}
+            flags = {name for name, values in self.values.items() if bool in map(type, values)}
+            self.columns = {n: n not in flags and all(map(is_number, values)) for n, values in self.values.items()}
         if self.is_table:
             check_prior(prior, list(self.values))
 
@@ -158,7 +173,7 @@ def _as_asked(answer: Any, right: Any, standing: StandingAnswer, given: Sequence
     kinds = standing.columns or {name: False for name in mine}
     if lacking := [name for name in kinds if name not in mine]:
         return right, (f"it had no column {lacking[0]!r}",)
-    if list(mine) != list(kinds):
+    if [*map(str, answer.columns)] != list(kinds):
         wrong.append("its columns were not those of the sample submission")
         mine = {name: mine[name] for name in kinds}
     has_ids = all(any(is_frame(table) and name in map(str, table.columns) for table in given) for name in standing.ids)
@@ -166,12 +181,15 @@ def _as_asked(answer: Any, right: Any, standing: StandingAnswer, given: Sequence
         mine, note = _in_order(mine, fills, standing.ids)
         wrong += [note] if note else []
     for name, numeric in kinds.items():
+        if numeric and name not in standing.ids and not all(v is None or is_number(v) for v in map(_plain, mine[name])):
+            mine[name] = [*map(_as_number, mine[name])]
+            wrong += [f"{name!r} held numbers as texts"] * all(is_scored(value, True) for value in mine[name])
         if name in standing.ids or all(is_scored(value, numeric) for value in mine[name]):
             continue
         wrong.append(f"{name!r} held missing or infinite values")
         usual_value = value_for(name, standing.prior, standing.values)
         filled = fills[name] if len(fills[name]) == len(mine[name]) else [usual_value] * len(mine[name])
-        mine[name] = [v if is_scored(v, numeric) else fill for v, fill in zip(mine[name], filled, strict=True)]
+        mine[name] = [_plain(v) if is_scored(v, numeric) else fill for v, fill in zip(mine[name], filled, strict=True)]
     return (frame_like(mine, given), tuple(wrong)) if wrong else (answer, ())
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #6ae3bfa3
@@ -181,6 +199,10 @@ def mend(standing: StandingAnswer, answer: Any, given: Sequence[Any]) -> tuple[A
     `answer`: what was predicted for the batch `given`. A row that is missing, or a value that no metric can score, is
     that of the standing answer; so is all of it if a column is missing.
     """
+    if hasattr(answer, "collect") or hasattr(answer, "to_frame"):  # a lazy frame, or one column
+        table = answer.collect() if hasattr(answer, "collect") else answer.to_frame()
+        mended, wrong = mend(standing, table, given)
+        return (mended, wrong) if wrong or hasattr(answer, "collect") else (answer, ())
     if not is_frame(answer):
         single = isinstance(_plain(answer), (str, bytes, int, float, complex, type(None)))
         if not single or is_scored(answer, not isinstance(answer, (str, bytes))):

@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+from spectrakit.cli.main import main
 from spectrakit.runs.events import EventLog, EventReader, log_file
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import write_atomic
@@ -98,6 +100,30 @@ def test_a_socket_and_a_folder_are_refused(config, tmp_path, monkeypatch, act):
             with pytest.raises(RequestError, match=kind):
                 act(config, name)
         assert stat.S_ISSOCK(os.stat("endpoint").st_mode)
+
+
+@pytest.mark.parametrize("act", [fitted, predicted, of_folds])
+def test_the_record_names_what_has_got_the_table(config, pipe, act):
+    for out in (os.devnull, pipe[0]):
+        state = act(config, out).submission
+        assert state.is_whole and state.file == str(out) and state.rows == TABLE_ROWS - 1
+
+
+@pytest.mark.parametrize("act", [fitted, predicted, of_folds])
+def test_a_full_device_has_no_submission(config, capfd, act):
+    done = act(config, "/dev/full")
+    assert done.submission is None and getattr(done, "table", None) is None
+    assert "'/dev/full' cannot be written" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("out", "status"), [(os.devnull, 0), ("/dev/full", 1)])
+def test_the_exit_status_says_whether_the_table_was_written(config, tmp_path, monkeypatch, out, status):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.py").write_text(Path(__file__).read_text())
+    words = ["trainer.accelerator=cpu", "launch.mode=inline", "trainer.max_epochs=1", "data.batch_size=6", "run.dir=."]
+    assert main(["train", "sums.py:Sums", *words, "run.name=a", "--predict", out]) == status
+    assert main(["predict", "sums.py:Sums", str(next(Path().glob("a-*"))), "--out", out]) == status
+    assert main(["cross-validate", "sums.py:Sums", *words, "folds.count=2", "--predict", out]) == status
 
 
 def test_other_files_are_written_through_as_well(tmp_path, pipe):

@@ -1,5 +1,7 @@
 "The answer that stands in where a prediction is late: of the sample's form, and as answers have been so far."
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -60,6 +62,16 @@ MENDED = {
     "infinite": (frame([7, 8, 9], [1.0, 2.0, -INF]), [1.0, 2.0, 100], "missing or infinite"),
     "None": (frame([7, 8, 9], [None, 2.0, 3.0]), [100, 2.0, 3.0], "missing or infinite"),
     "a text among numbers": (frame([7, 8, 9], [1.0, "high", 3.0]), [1.0, 100, 3.0], "missing or infinite"),
+    "numbers as texts": (frame([7, 8, 9], ["1.0", "2", "3e0"]), [1.0, 2.0, 3.0], "numbers as texts"),
+    "decimals": (frame([7, 8, 9], list(map(Decimal, "123"))), [1.0, 2.0, 3.0], "numbers as texts"),
+    "NA": (frame([7, 8, 9], pd.array([1, None, 3], dtype="Int64")), [1, 100, 3], "missing or infinite"),
+    "ids as an index": (frame([7, 8, 9], [1.0, 2.0, 3.0]).set_index("id"), [1.0, 2.0, 3.0], "its columns were not"),
+    "ids with zeros": (frame(["009", "007", "08"], [3.0, 1.0, 2.0]), [1.0, 2.0, 3.0], "in another order"),
+    "a column twice": (
+        pd.DataFrame([[7, 1.0, 5.0], [8, 2.0, 5.0], [9, 3.0, 5.0]], columns=["id", "price", "price"]),
+        [1.0, 2.0, 3.0],
+        "its columns were not",
+    ),
     "another column": (pd.DataFrame({"id": [7, 8, 9], "prize": [1.0] * 3}), [100] * 3, "no column 'price'"),
     "one column more": (frame([7, 8, 9], [1.0, 2.0, 3.0], size=1), [1.0, 2.0, 3.0], "its columns were not those"),
 }
@@ -90,3 +102,20 @@ def test_gaps_have_the_prior_of_their_row():
     standing = StandingAnswer(lambda batch: frame(batch["id"], batch["size"] * 10), SAMPLE)
     table, _ = mend(standing, frame([7, 9], [1.0, NAN]), [BATCH])
     assert list(table["price"]) == [1.0, 20.0, 30.0]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_gaps_among_yes_and_no_are_filled_with_yes_or_no(library):
+    make = pytest.importorskip(library).DataFrame
+    sample = Sample(Sheet(("id", "y"), [["1", "False"], ["2", "False"]]), "sample_submission.csv")
+    table, notes = mend(StandingAnswer(sample=sample), make({"id": [7, 8], "y": [True, None]}), [make({"id": [7, 8]})])
+    assert list(table["y"]) == [True, False] and len(notes) == 1
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_single_column_is_mended_too(library):
+    column = pytest.importorskip(library).Series(name="y", **{"data" if library == "pandas" else "values": [0.25, NAN]})
+    sample = Sample(Sheet(("y",), [["0.5"], ["0.5"]]), "sample_submission.csv")
+    table, notes = mend(StandingAnswer(sample=sample), column, [BATCH[:2]])
+    assert list(table["y"]) == [0.25, 0.5] and len(notes) == 1
+    assert mend(StandingAnswer(sample=sample), column[:1], [BATCH[:1]])[1] == ()
