@@ -26,7 +26,7 @@ class Measurement:
     steps_s: float  # what these took, without the wait for an epoch's first batch
     spread_s: float  # standard deviation of one step
     waited_s: float  # the part of steps_s in which the next batch was waited for
-    first_step_s: float  # the first step of all, which warms up
+    once_s: float  # what comes once: compiling, and what else the first steps, evaluation and save take longer
     epoch_start_s: float  # until an epoch's first batch is there
     evaluation_s: float
     prediction_s: float
@@ -102,7 +102,7 @@ def parts_of_run(w: Workload, m: Measurement, start_s: float) -> dict[str, float
     "Seconds of a run by what they are spent for, the parts of a step as computing and waiting for data."
     waited = m.waited_s / max(1, m.steps)
     return {
-        "start": start_s + m.first_step_s,
+        "start": start_s + m.once_s,
         "data": w.steps * waited + math.ceil(w.epochs) * m.epoch_start_s,
         "compute": w.steps * max(0.0, m.step_s - waited),
         "evaluation": w.evaluations * m.evaluation_s,

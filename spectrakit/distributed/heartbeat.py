@@ -281,7 +281,7 @@ class Pace:
     "The durations of the last 1024 optimizer steps, seconds."
 
     def __init__(self) -> None:
-        self._ring, self._count = array("d", bytes(8 * 1024)), 0
+        self._ring, self._count, self._once_s = array("d", bytes(8 * 1024)), 0, 0.0
 
     @property
     def first(self) -> float:
@@ -290,24 +290,52 @@ class Pace:
 
     def add(self, seconds: float) -> None:
         "One more step."
+        if self._count == 1024:  # the first is forgotten now
+            self._once_s = self.once_s
         self._ring[self._count & 1023] = seconds
         self._count += 1
 
     def mean(self) -> float:
-        "The mean duration, without the first step of all, which warms up; 0.0 before the second."
-        seen = self._ring[1 if self._count <= 1024 else 0 : min(self._count, 1024)]
+        "The mean duration, without the steps that warm up; 0.0 before the second."
+        seen = self._ring[self.warm_up() : min(self._count, 1024)]
         return sum(seen) / len(seen) if seen else 0.0
 
-    def quantile(self, share: float) -> float:
-        "The duration that `share` of the steps stay below; 0.0 before the first step."
+    def warm_up(self) -> int:
+        """How many steps warm up: the first, and those until one that took three times as long as any later one.
+
+        What comes again, as the wait at the start of an epoch, is no warm-up: as many steps have to follow as went
+        before.
+        """
         import numpy as np
 
-        known = min(self._count, 1024)
+        if self._count > 1024:
+            return 0
+        took, half = np.frombuffer(self._ring, count=max(1, self._count)), self._count // 2
+        later = np.maximum.accumulate(took[::-1])[::-1]  # the longest from each on
+        slow = np.flatnonzero(took[:half] > 3 * later[1 : half + 1])
+        return int(slow[-1]) + 1 if len(slow) else min(1, self._count)
+
+    @property
+    def once_s(self) -> float:
+        "Seconds that the steps that warm up, or compile, took beyond what others take."
+        if self._count > 1024:
+            return self._once_s
+        warm = self.warm_up()
+        return max(0.0, sum(self._ring[:warm]) - warm * self.mean())
+
+    def quantile(self, share: float, warm: bool = True) -> float:
+        """The duration that `share` of the steps stay below; 0.0 before the first step.
+
+        `warm`: also of those that warm up (default: yes).
+        """
+        import numpy as np
+
+        known, first = min(self._count, 1024), 0 if warm or self._count < 2 else self.warm_up()
         if known == 0:
             return 0.0
-        place = min(known - 1, int(share * known))
+        place = min(known - first - 1, int(share * (known - first)))
         # a twentieth of what sorting them takes, which each log point would pay
-        return float(np.partition(np.frombuffer(self._ring, count=known), place)[place])
+        return float(np.partition(np.frombuffer(self._ring, count=known)[first:], place)[place])
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #f54094d0
 class RankStates:

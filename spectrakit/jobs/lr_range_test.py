@@ -144,7 +144,7 @@ def record_loss(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss:
     if heartbeat.rank == 0:
         set_deadline(heartbeat.page, kill_at(s.budget))
     heartbeat.report_pace(s.timing.pace.quantile(0.99))
-    s.budget.observe("step", s.timing.pace.quantile(0.95))
+    s.budget.observe("step", s.timing.pace.quantile(0.95, warm=False))
     flags = int(s.stop_requested()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
     rows = s.context.gather_numbers([loss / s.context.world_size, float(flags)])
     loss = sum(row[0] for row in rows)

@@ -34,7 +34,7 @@ from ..distributed.heartbeat import Pace
 from ..distributed.link import BY_HOST, advice, alone_s, describe_link, estimate, measure_link, ring_bytes
 from .static_memory import static_memory
 from ..runs.events import EventLog, log_file
-from ..steps.evaluation import predictions_s, run_evaluation, test_data
+from ..steps.evaluation import first_evaluation, forward_passes, predictions_s, run_evaluation, test_data
 from ..steps.model import make_model
 from ..steps.schedule import training_loss
 from ..steps.seeding import repeatable
@@ -110,7 +110,7 @@ def steps_for(each_s: float, seconds: float, most: int = 300) -> int:
 class Timed:
     "What the timed steps of one rank have shown."
 
-    first_step_s: float
+    once_s: float  # that do not come again: to warm up, to compile
     steps: int
     steps_s: float
     spread_s: float
@@ -154,14 +154,16 @@ def time_steps(s: TrainState, seconds: float) -> Timed:
     each_s = min(make_steps(s, 1) for _ in range(2))
     count = _agree(s, steps_for(each_s, seconds))
     s.timing.pace, reader.waited_s, firsts = Pace(), 0.0, len(reader.first_s)
-    whole_s = make_steps(s, count) - sum(reader.first_s[firsts:])
+    whole_s = make_steps(s, count) - (first_waits_s := sum(reader.first_s[firsts:]))
+    once_s = min(max(0.0, s.timing.pace.once_s - first_waits_s), whole_s)
+    whole_s -= once_s
     took_s = per_step_s(whole_s, count, each_s - reader.first_s[firsts - 1]) * count
     size = s.data.plan.micro_batch_size  # smaller than asked for where the memory ran out
     peaks[size] = device_peak(device)
     sample_s[size] = took_s / count * plan.world_size / plan.effective_batch_size
-    low, high = s.timing.pace.quantile(0.16), s.timing.pace.quantile(0.84)
+    low, high = (s.timing.pace.quantile(share, warm=False) for share in (0.16, 0.84))
     start_s = statistics.median(reader.first_s)
-    return Timed(first_s, count, took_s, (high - low) / 2, reader.waited_s, start_s, peaks, sample_s)
+    return Timed(first_s + once_s, count, took_s, (high - low) / 2, reader.waited_s, start_s, peaks, sample_s)
 
 # %% ../../nbs/45_jobs/04_measurement.ipynb #e2d3a209
 WRITE_S = 30.0  # for which training goes on beside a write that is timed
@@ -189,9 +191,14 @@ def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
 
     Zeros if there are no validation data.
     """
-    expected = _agree(s, s.budget.parts["eval"])
-    if valid is None or expected > WHOLE_S:
-        return (expected, 0.0) if valid is not None else (0.0, 0.0)
+    if valid is None:
+        return 0.0, 0.0
+    if _agree(s, s.budget.parts["eval"]) > WHOLE_S:  # maybe because it has compiled: the first batches once more
+        most, model = s.config.limits.max_val_batches, s.context.plain(s.learner.model)
+        whole = forward_passes(len(valid.dataset), s.config, most, s.context.world_size)
+        _, again_s, _ = first_evaluation(s.task, model, valid, s.context, whole)
+        if again_s > WHOLE_S:
+            return again_s, 0.0  # the first try is part of the start
     took, s.data.valid = [], valid
     for _ in range(2):
         began = time.monotonic()
@@ -201,21 +208,26 @@ def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
     return took[1], max(0.0, took[0] - took[1])
 
 
-def time_save(s: TrainState, config: Config) -> tuple[float, int]:
-    "Seconds that training loses while a checkpoint is written, and its bytes; zeros where none are."
+def time_save(s: TrainState, config: Config) -> tuple[float, float, int]:
+    """Return the seconds that training loses to each checkpoint, those that the first one takes longer, and its bytes.
+
+    Zeros where none are written.
+    """
     if not config.checkpoint.enabled:
-        return 0.0, 0
+        return 0.0, 0.0, 0
     each_s = min(make_steps(s, 1) for _ in range(2))
     s.config = replace(s.config, checkpoint=replace(config.checkpoint, mirror=None))
     s.schedule.total_steps, began = s.progress.step + 3, time.monotonic()
     save(s, best=True)
     lost = time.monotonic() - began
     lost += _steps_while_written(s, each_s)
+    began = time.monotonic()
     make_steps(s, 2)  # a run trains on while it is written, and saves once more at its end: memory is fullest then
     finish_saving(s)
+    again = max(0.0, time.monotonic() - began - 2 * each_s)  # with the wait for the disk: at most what each one takes
     sizes = [file.stat().st_size for file in s.checkpoints.rglob("*") if file.is_file()]
     count = len([path for path in s.checkpoints.glob("step-*") if path.is_dir()])
-    return lost, sum(sizes) // max(1, count)
+    return min(lost, again), max(0.0, lost - again), sum(sizes) // max(1, count)
 
 
 def time_prediction(s: TrainState, valid: Any) -> float:
@@ -309,8 +321,9 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     if (text := exchange_advice(s, timed.steps_s / timed.steps, work.steps)) is not None:
         log.write("message", text=text)
     sizes, device = lasting_sizes(s), s.context.device
-    (evaluation_s, once_s), (save_s, size) = time_evaluation(s, valid), time_save(s, config)
-    timed.first_step_s += once_s  # what compiles comes once
+    evaluation_s, compiles_s = time_evaluation(s, valid)
+    save_s, first_save_s, size = time_save(s, config)
+    timed.once_s += compiles_s + first_save_s
     size = _agree(s, size)
     prediction_s = time_prediction(s, valid)
     workers = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]

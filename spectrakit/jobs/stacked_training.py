@@ -218,7 +218,7 @@ def begin_lanes(lanes: Sequence[Lane]) -> None:
     evaluations_s = sum(lane.state.budget.parts["eval"] for lane in lanes)
     for lane in lanes:
         lane.state.timing = first.timing
-        lane.state.budget.observe("eval", evaluations_s)
+        lane.state.budget.expect("eval", evaluations_s)
         lane.state.learner.model.train()
         start_interval(lane.state)
 
@@ -256,7 +256,7 @@ SAVE_ALL = 1 << 20  # beside the flags of `heartbeat`: a checkpoint is due by th
 def look(lanes: Sequence[Lane], execution: Execution, now: float) -> int:
     "What is to be done at this boundary: a sum of STOP, HURRY, TIME and SAVE_ALL."
     budget, running = execution.budget, [lane.state for lane in lanes if lane.ended is None]
-    budget.observe("save", sum(s.budget.parts["save"] for s in running))
+    budget.expect("save", sum(s.budget.parts["save"] for s in running))
     set_deadline(execution.context.heartbeat.page, kill_at(budget))
     flags = int(execution.stop_requested()) & (STOP | HURRY)
     if budget.should_stop():

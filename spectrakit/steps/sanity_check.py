@@ -559,7 +559,7 @@ def try_evaluation(check: SanityCheck) -> str:
     at_most_s = sanity_check_limit_s(budget)
     result = first_evaluation(check.task, check.model, check.valid, context, check.passes, at_most_s)
     check.metrics, seconds, problems = result
-    budget.observe("eval", seconds)
+    budget.expect("eval", seconds)
     if problems:
         check.unseen = problems[0]
         if isinstance(outputs, dict) and check.unseen.startswith(("AttributeError", "TypeError")):

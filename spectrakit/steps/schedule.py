@@ -49,12 +49,10 @@ def step_cost(s: TrainState) -> float:
         min(c.check_val_every_n_epoch, c.val_check_interval or math.inf) * s.data.plan.steps_per_epoch,
     )
     every = max(1, every)  # a fraction of a short epoch may be less than a step
-    cost = each + (s.budget.parts["eval"] / every if s.data.valid is not None else 0.0)
-    return (
-        max(cost, (time.monotonic() - began - s.timing.pace.first) / (done - first - 1))
-        if done - first > every
-        else cost
-    )
+    evaluations = s.budget.costs["eval"]
+    cost = each + (evaluations.each_s / every if s.data.valid is not None else 0.0)
+    spent = time.monotonic() - began - s.timing.pace.once_s - evaluations.once_s
+    return max(cost, spent / (done - first)) if done - first > every else cost
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #23a2fc03
 def replan(s: TrainState, usable: float, cost_s: float) -> None:

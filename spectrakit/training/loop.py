@@ -509,7 +509,7 @@ def begin_log(s: TrainState) -> LogPoint | None:
     )
     s.nan.skipped = s.requests.pending = 0
     s.context.heartbeat.report_pace(pace.quantile(0.99))
-    s.budget.observe("step", pace.quantile(0.95))
+    s.budget.observe("step", pace.quantile(0.95, warm=False))
     start_interval(s)
     return log
 
@@ -656,7 +656,7 @@ def last_evaluation(s: TrainState, planned: Progress, interval: Interval, asked:
     if not time_for(s, "eval"):
         s.record.log.write("message", text="there is no time for a last evaluation")
         return
-    takes_s = s.context.broadcast(s.budget.parts["eval"])
+    takes_s = s.context.broadcast(s.budget.costs["eval"].each_s)
     if asked and takes_s > SHORT_S:
         text = (
             f"no evaluation after the stop: it takes about {short_time(takes_s)}; the model of step {p.step} is saved"

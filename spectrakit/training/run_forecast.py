@@ -73,7 +73,7 @@ def _bytes(tensors: list) -> int:
 # %% ../../nbs/41_training/05_run_forecast.ipynb #976bcfdd
 def measured_so_far(s: TrainState) -> Measurement:
     "What this rank's first steps have shown."
-    pace, parts, device = s.timing.pace, s.budget.parts, s.context.device
+    pace, costs, device = s.timing.pace, s.budget.costs, s.context.device
     steps = s.progress.step - s.timing.began[1] - 1
     sizes = lasting_sizes(s)
     return Measurement(
@@ -82,13 +82,13 @@ def measured_so_far(s: TrainState) -> Measurement:
         gpu=device.type == "cuda",
         steps=steps,
         steps_s=pace.mean() * steps,
-        spread_s=(pace.quantile(0.84) - pace.quantile(0.16)) / 2,
+        spread_s=(pace.quantile(0.84, warm=False) - pace.quantile(0.16, warm=False)) / 2,
         waited_s=0.0,
-        first_step_s=pace.first,
+        once_s=pace.once_s + costs["eval"].once_s + costs["save"].once_s,
         epoch_start_s=0.0,
-        evaluation_s=parts["eval"],
-        prediction_s=parts["predict"],
-        save_s=parts["save"],
+        evaluation_s=costs["eval"].each_s,
+        prediction_s=s.budget.parts["predict"],
+        save_s=costs["save"].each_s,
         checkpoint_bytes=sum(sizes.values()) - sizes["gradients"],
         sizes=sizes,
         peaks={s.data.plan.micro_batch_size: device_peak(device)},

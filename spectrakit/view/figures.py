@@ -97,7 +97,7 @@ def times(s: RunState, now_t: float, running: bool = True) -> str:
     words = [f"{format_duration(now_t)} elapsed"]
     if running and not s.status and s.total_steps and s.pace_from:
         first_step, first_t = s.pace_from
-        left = estimate_left_s(s.step, s.total_steps, first_step, first_t, s.t)
+        left = estimate_left_s(s.step, s.total_steps, first_step, first_t, s.t - s.evaluations.once_s)
         words.append(f"{format_duration(max(0.0, left - (now_t - s.t)))} to go" if left is not None else "no pace yet")
     if s.ends is not None and not s.status:
         on_the_clock, reserved = format_duration(max(0.0, s.ends - now_t)), format_duration(s.reserve_s)

@@ -14,6 +14,7 @@ from ..checks.run_forecast import span
 from ..runs.events import SCHEMA
 from ..system.units import format_bytes, format_duration
 from .plots import smoothing_weight
+from ..watchdog.budget import Cost
 
 # %% ../../nbs/55_view/01_run_state.ipynb #7f29b7d2
 _LARGEST = 1e150  # so that differences and ratios stay finite
@@ -173,6 +174,7 @@ class RunState:
         self.stopping = ""  # what happens since a stop was asked for, in words
         self.step, self.epoch, self.total_steps, self.restarts = 0, 0.0, 0, 0
         self.pace_from: tuple[int, float] | None = None  # first step of this session, and its t
+        self.evaluations = Cost()  # since then
         self.paces: list[tuple[int, float]] = []  # (step, t) of log points of this session, thinned out
         # curves and evaluations
         self.loss, self.lr, self.speed = Curve(), Curve(), Curve()
@@ -234,7 +236,7 @@ def _apply_restart(s: RunState, e: dict) -> None:
     s.rows = deque((row for row in s.rows if row["step"] <= step), maxlen=_ROWS)
     s.saved = [saved for saved in s.saved if saved <= step]
     s.best = next((row for row in reversed(s.rows) if row["best"]), None)
-    s.step, s.status, s.reason = step, "", ""
+    s.step, s.status, s.reason, s.evaluations = step, "", "", Cost()
     notes = _listed(e.get("notes"))
     s.messages.append((s.t, "; ".join([f"continues from optimizer step {step}", *map(str, notes[:5])])))
 
@@ -279,6 +281,8 @@ def _apply_eval(s: RunState, e: dict) -> None:
         "loss": s.loss.last,
     }
     s.step = max(s.step, step)  # log points are rarer
+    if s.pace_from is not None and plain_number(e.get("seconds")):
+        s.evaluations = s.evaluations.then(e["seconds"])
     if plain_number(e.get("epoch")):
         s.epoch = max(s.epoch, e["epoch"])
     s.rows.append(row)

@@ -42,7 +42,7 @@ def finish(s: RunState, now_t: float) -> Finish | None:
     "When the run ends; None before there is a pace. `now_t`: seconds since the run began."
     if not s.total_steps or not s.pace_from or len(s.paces) < 2:
         return None
-    left = estimate_left_s(s.step, s.total_steps, *s.pace_from, s.t)
+    left = estimate_left_s(s.step, s.total_steps, *s.pace_from, s.t - s.evaluations.once_s)
     if left is None:
         return None
     rest, paces = max(0.0, left - (now_t - s.t)), _pieces(s)

@@ -196,7 +196,7 @@ class Watchdog:
         self._last, code = now, 0
         if now >= self._next_look:
             self._next_look = now + 0.2
-            self.budget.observe("step", self._pace.quantile(0.95))
+            self.budget.observe("step", self._pace.quantile(0.95, warm=False))
             code = self._agreement.propose(self.steps, self._proposal())
         code = code or self._agreement.decide(self.steps, self._proposal)
         if code & HURRY:
@@ -213,13 +213,14 @@ class Watchdog:
         "Time what happens within: an 'eval', a 'save', 'predict' or 'submit'. One more of each will be held back."
         began = time.monotonic()
         yield
-        self.hold(kind, time.monotonic() - began)
+        _check_kind(kind)
+        self.budget.observe(kind, time.monotonic() - began)
         self._last += time.monotonic() - began  # it is no part of a step
 
     def hold(self, kind: str, seconds: float) -> None:
         "Hold back `seconds` for an 'eval', a 'save', 'predict' or 'submit'. RequestError for anything else."
         _check_kind(kind)
-        self.budget.observe(kind, seconds)
+        self.budget.expect(kind, seconds, at_least=True)
 
     def fits(self, kind: str, seconds: float | None = None) -> bool:
         """Whether an 'eval', a 'save' or an 'epoch' that begins now would end in time. For one process.

@@ -21,6 +21,7 @@ import pytest
 from helpers import TESTS, clean_environ, only_run, run_cli, task
 from spectrakit.checkpoint.mirror import mirror_files
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
+from spectrakit.config.batch_plan import by_symbol
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog, effective_events, read_events
@@ -194,11 +195,13 @@ def test_mlflow_has_the_numbers_of_the_event_log(all_three):
     assert from_mlflow(folder) == told
 
 
-def test_every_tracker_knows_the_settings(all_three):
+def test_every_tracker_knows_the_settings_and_the_sizes_of_a_batch(all_three):
     import yaml
 
-    folder, _, cfg = all_three
-    told = hyperparameters(cfg)
+    folder, events, cfg = all_three
+    sizes = by_symbol(next(event for event in events if event["type"] == "start"))
+    assert list(sizes) == ["B", "K", "W", "B_eff", "lr_eff"]
+    told = hyperparameters(cfg) | sizes
     client, run = mlflow_run(folder)
     assert run.data.params == {name: str(value) for name, value in told.items()}
     assert run.info.status == "FINISHED" and run.info.run_name == "run"

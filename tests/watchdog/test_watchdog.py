@@ -48,7 +48,7 @@ class Clock:
         budget = Budget(TimeLimit(limit_s, 0.0, "a test"), grace_s=0.0, clock=self.read, wall=lambda: 0.0)
         budget.parts["margin"] = 0.0
         for kind, seconds in held.items():
-            budget.observe(kind, seconds)
+            budget.expect(kind, seconds, at_least=True)
         return budget
 
 
