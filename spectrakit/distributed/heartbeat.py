@@ -6,8 +6,8 @@
 __all__ = ['PHASES', 'QUIET', 'BEGINNING', 'STOP', 'TIME', 'SAVE', 'FAILED', 'HURRY', 'SAVE_NOW', 'LOG', 'try_lock', 'SharedPage',
            'remove_stale_pages', 'create_page', 'Heartbeat', 'report_connected', 'raise_flag', 'request', 'requested',
            'stop_file', 'checkpoint_file', 'requested_by_files', 'announce', 'agreed', 'clear_agreement',
-           'ranks_without_memory', 'set_deadline', 'get_deadline', 'Pace', 'RankStates', 'Stuck', 'HangLimits',
-           'HangDetector']
+           'ranks_without_memory', 'set_deadline', 'get_deadline', 'warm_up', 'Pace', 'RankStates', 'Stuck',
+           'HangLimits', 'HangDetector']
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fcf4
 import contextlib
@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -277,16 +277,25 @@ def get_deadline(page: SharedPage) -> float | None:
     return page.cells[_DEADLINE_US] / 1e6 if page.cells[_DEADLINE_US] else None
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #23a2fc05
+def warm_up(took: Sequence[float]) -> int:
+    """How many of the steps that `took` so many seconds warm up: the first, and those until one that took three times
+    as long as any later one.
+
+    What comes again, as the wait at the start of an epoch, is no warm-up: as many steps have to follow as went before.
+    """
+    import numpy as np
+
+    half = len(took) // 2
+    later = np.maximum.accumulate(np.asarray(took, float)[::-1])[::-1]  # the longest from each on
+    slow = np.flatnonzero(np.asarray(took[:half]) > 3 * later[1 : half + 1])
+    return int(slow[-1]) + 1 if len(slow) else min(1, len(took))
+
+# %% ../../nbs/21_distributed/01_heartbeat.ipynb #00ba6dce
 class Pace:
     "The durations of the last 1024 optimizer steps, seconds."
 
     def __init__(self) -> None:
         self._ring, self._count, self._once_s = array("d", bytes(8 * 1024)), 0, 0.0
-
-    @property
-    def first(self) -> float:
-        "The duration of the first step of all, as long as it is remembered."
-        return self._ring[0] if 0 < self._count <= 1024 else 0.0
 
     def add(self, seconds: float) -> None:
         "One more step."
@@ -295,42 +304,25 @@ class Pace:
         self._ring[self._count & 1023] = seconds
         self._count += 1
 
+    def _warm_up(self) -> int:
+        return 0 if self._count > 1024 else warm_up(self._ring[: self._count])
+
     def mean(self) -> float:
         "The mean duration, without the steps that warm up; 0.0 before the second."
-        seen = self._ring[self.warm_up() : min(self._count, 1024)]
+        seen = self._ring[self._warm_up() : min(self._count, 1024)]
         return sum(seen) / len(seen) if seen else 0.0
-
-    def warm_up(self) -> int:
-        """How many steps warm up: the first, and those until one that took three times as long as any later one.
-
-        What comes again, as the wait at the start of an epoch, is no warm-up: as many steps have to follow as went
-        before.
-        """
-        import numpy as np
-
-        if self._count > 1024:
-            return 0
-        took, half = np.frombuffer(self._ring, count=max(1, self._count)), self._count // 2
-        later = np.maximum.accumulate(took[::-1])[::-1]  # the longest from each on
-        slow = np.flatnonzero(took[:half] > 3 * later[1 : half + 1])
-        return int(slow[-1]) + 1 if len(slow) else min(1, self._count)
 
     @property
     def once_s(self) -> float:
         "Seconds that the steps that warm up, or compile, took beyond what others take."
-        if self._count > 1024:
-            return self._once_s
-        warm = self.warm_up()
-        return max(0.0, sum(self._ring[:warm]) - warm * self.mean())
+        warm = self._warm_up()
+        return self._once_s or max(0.0, sum(self._ring[:warm]) - warm * self.mean())
 
     def quantile(self, share: float, warm: bool = True) -> float:
-        """The duration that `share` of the steps stay below; 0.0 before the first step.
-
-        `warm`: also of those that warm up (default: yes).
-        """
+        "The duration that `share` of the steps stay below, also those that `warm` up or not; 0.0 before the first."
         import numpy as np
 
-        known, first = min(self._count, 1024), 0 if warm or self._count < 2 else self.warm_up()
+        known, first = min(self._count, 1024), 0 if warm or self._count < 2 else self._warm_up()
         if known == 0:
             return 0.0
         place = min(known - first - 1, int(share * (known - first)))

@@ -207,7 +207,7 @@ def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
     s.data.valid = None
     return took[1], max(0.0, took[0] - took[1])
 
-
+# %% ../../nbs/45_jobs/04_measurement.ipynb #149d448b
 def time_save(s: TrainState, config: Config) -> tuple[float, float, int]:
     """Return the seconds that training loses to each checkpoint, those that the first one takes longer, and its bytes.
 
@@ -229,7 +229,7 @@ def time_save(s: TrainState, config: Config) -> tuple[float, float, int]:
     count = len([path for path in s.checkpoints.glob("step-*") if path.is_dir()])
     return min(lost, again), max(0.0, lost - again), sum(sizes) // max(1, count)
 
-
+# %% ../../nbs/45_jobs/04_measurement.ipynb #9b035e80
 def time_prediction(s: TrainState, valid: Any) -> float:
     "Seconds that predictions take, with reading what they are made of; 0 where there is nothing."
     if not provides(s.task, "test_dataset") and not s.budget.predictions:
@@ -321,10 +321,8 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     if (text := exchange_advice(s, timed.steps_s / timed.steps, work.steps)) is not None:
         log.write("message", text=text)
     sizes, device = lasting_sizes(s), s.context.device
-    evaluation_s, compiles_s = time_evaluation(s, valid)
-    save_s, first_save_s, size = time_save(s, config)
+    (evaluation_s, compiles_s), (save_s, first_save_s, size) = time_evaluation(s, valid), time_save(s, config)
     timed.once_s += compiles_s + first_save_s
-    size = _agree(s, size)
     prediction_s = time_prediction(s, valid)
     workers = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]
     measurement = Measurement(
@@ -334,7 +332,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
         evaluation_s=evaluation_s,
         prediction_s=prediction_s,
         save_s=save_s,
-        checkpoint_bytes=size,
+        checkpoint_bytes=_agree(s, size),
         sizes=sizes,
         outside_bytes=outside_bytes(device),
         capacity_bytes=capacity_bytes(device, psutil.virtual_memory().total / 2**30),

@@ -258,7 +258,7 @@ def _write_round(s: TrainState, workers: Workers, sent: int, values: dict[str, A
     workers.waited_s = 0.0
     if first and workers.bytes_per_s:
         slower, total = (BY_HOST if s.context.backend == "nccl" else 1.0), s.schedule.total_steps
-        step_s = s.timing.pace.mean() or s.timing.pace.first
+        step_s = s.timing.pace.mean() or s.timing.pace.quantile(1.0)
         numbers = sum(loop.numbers for loop in workers.loops)
         costs = estimate(numbers, step_s, workers.bytes_per_s, workers.count, total, slower)
         s.record.log.write("message", text=f"diloco: {costs}, as far as time goes")
