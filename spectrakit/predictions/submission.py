@@ -8,6 +8,7 @@ __all__ = ['Sheet', 'sheet_of', 'id_columns', 'Sample', 'read_sample', 'samples_
 
 # %% ../../nbs/38_predictions/04_submission.ipynb #a26f4206
 import csv
+import gzip
 import io
 import os
 from collections.abc import Iterable
@@ -77,8 +78,12 @@ def read_sample(given: Any, certain: bool = True) -> Sample:
             import pandas
 
             return Sample(sheet_of(pandas.read_parquet(path)), path.name, certain)
-        return Sample(sheet_of(path.read_text(encoding="utf-8-sig")), path.name, certain)
-    except (OSError, UnicodeDecodeError) as error:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()  # all line ends become one
+        return Sample(sheet_of(text), path.name, certain)
+    except RequestError:
+        raise
+    except (OSError, EOFError, ValueError) as error:  # Arrow's errors are ValueErrors
         why = getattr(error, "strerror", None) or str(error)
         raise RequestError(f"The sample submission {str(path)!r} cannot be read: {why}. Name another.") from None
 

@@ -68,6 +68,8 @@ def _wrong_columns(mine: Sheet, theirs: Sheet) -> str | None:
     "Return a sentence if the columns are others than the sample's; their order does not count."
     lacking = [name for name in theirs.columns if name not in mine.columns]
     extra = [name or "without a name" for name in mine.columns if name not in theirs.columns]
+    if len({*mine.columns}) < len(mine.columns):
+        return f"The submission has a column twice; its columns are {_listed(mine.columns)}"
     if lacking:
         return f"The submission has no column {_listed(lacking)}; its columns are {_listed(mine.columns)}"
     if "without a name" in extra:

@@ -71,7 +71,7 @@ def _as_number(value: Any) -> Any:
     number = number_of(value) if isinstance(value, str) else float(value) if isinstance(value, Decimal) else None
     return value if number is None else number
 
-
+# %% ../../nbs/61_serving/00_standing_answer.ipynb #7d10aa01
 def is_scored(value: Any, numeric: bool) -> bool:
     "Return whether a metric can score a value: it is not missing and, for a number, finite."
     value = _plain(value)
@@ -142,8 +142,8 @@ class StandingAnswer:
             columns = dict(zip(sample.sheet.columns, zip(*sample.sheet.rows, strict=True), strict=False))
             self.values = {name: [_read(text) for text in texts[:_KEPT]] for name, texts in columns.items()}
             self.ids = sample.sheet.columns[: id_columns(sample.sheet)]
-            flags = {name for name, values in self.values.items() if bool in map(type, values)}
-            self.columns = {n: n not in flags and all(map(is_number, values)) for n, values in self.values.items()}
+            kinds = {name: {*map(type, values)} for name, values in self.values.items()}
+            self.columns = {name: kind <= {int, float} for name, kind in kinds.items()}
         if self.is_table:
             check_prior(prior, list(self.values))
 

@@ -48,7 +48,7 @@ def _as_seconds(column: Any, given: Any) -> Any:
             return None
         texts = texts.where(dated).str.replace("/", "-")
         column = pandas.to_datetime(texts, errors="coerce", utc=True, format="ISO8601")
-    return (column - pandas.Timestamp(0, tz=column.dt.tz)).dt.total_seconds()
+    return (column - pandas.Timestamp(0, tz=column.dt.tz).as_unit("s")).dt.total_seconds()
 
 # %% ../../nbs/81_table/02_columns.ipynb #d239936a
 def as_numbers(column: Any) -> tuple[np.ndarray, Any]:

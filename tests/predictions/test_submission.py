@@ -1,5 +1,6 @@
 "The submission against the sample: what is mended, what is refused, and what stands in the file at each moment."
 
+import gzip
 import os
 import random
 from hashlib import sha256
@@ -7,7 +8,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from spectrakit.predictions.submission import Sample, Sheet, checked, sheet_of
+from spectrakit.predictions.submission import Sample, Sheet, checked, read_sample, sheet_of
 from spectrakit.predictions.submission_file import (
     SubmissionFile,
     read_record,
@@ -144,3 +145,8 @@ def test_a_kill_between_two_writes_leaves_a_record_of_the_file_that_is_there(num
         assert SubmissionFile(file.out, tmp_path, sample_of(3)).state == state
     done = write_predictions(SubmissionFile(file.out, tmp_path), Task(), {"predictions": np.ones((3, 1))}, 3)
     assert done.is_whole and read_record(tmp_path) == done
+
+
+def test_a_packed_sample_is_read(tmp_path):
+    (tmp_path / "sample_submission.csv.gz").write_bytes(gzip.compress(b"id,y\n1,0\n"))
+    assert read_sample(tmp_path / "sample_submission.csv.gz").sheet == Sheet(("id", "y"), [["1", "0"]])

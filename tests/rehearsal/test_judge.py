@@ -38,6 +38,7 @@ VERDICTS = {
     "zeros of ids are lost": (MASKS, "id,rle\n1,\n2,\n", "error"),
     "no header": (NUMBERS, "1,.1\n2,.2\n3,.3\n", "error"),
     "nothing": (NUMBERS, "", "error"),
+    "a column twice": (NUMBERS, "id,y,y\n1,.1,.1\n2,.2,.2\n3,.3,.3\n", "error"),
     "a torn row": (NUMBERS, "id,y\n1,.1\n2,.2\n3", "error"),
     "ids with a point": (NUMBERS, "id,y\n1.0,.1\n2.0,.2\n3.0,.3\n", "warning"),
     "an empty word": (TASTES, "id,taste\n1,\n2,sour\n", "warning"),
@@ -50,3 +51,10 @@ def test_a_submission_is_judged_as_it_is(tmp_path, sample, table, level):
     findings = judge(Session(0, "", tmp_path), Sample(sheet_of(sample), "sample_submission.csv"), "public data")
     assert [f.level for f in findings] == [level], findings
     assert (tmp_path / "submission.csv").read_bytes() == table.encode()
+
+
+def test_a_file_that_is_no_parquet_is_a_finding(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "submission.parquet").write_bytes(b"id,y")
+    (finding,) = judge(Session(0, "", tmp_path), Sample(sheet_of(NUMBERS), "sample_submission.csv"), "public data")
+    assert finding.level == "error" and "cannot be read" in finding.text

@@ -92,6 +92,11 @@ def test_dates_are_numbers_that_grow_with_time(stored):
     assert np.all(np.diff(np.delete(values, 7)) > 80_000) and values[9] - values[8] == pytest.approx(86400)
 
 
+def test_dates_of_other_centuries_are_numbers():
+    texts = pandas.Series(["1500-01-01", "2026-01-01", "9999-12-31"]).astype("datetime64[s]")
+    assert np.all(np.diff(as_numbers(texts)[0]) > 1e10)
+
+
 def test_durations_are_seconds():
     values, _ = as_numbers(pandas.Series(pandas.to_timedelta(["1D", None, "2h"])))
     assert values[[0, 2]].tolist() == [86400, 7200] and np.isnan(values[1])
