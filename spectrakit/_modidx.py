@@ -2556,6 +2556,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds._check_enough': ( '22_data/folds.html#_check_enough',
                                                                                 'spectrakit/data/folds.py'),
+                                       'spectrakit.data.folds._sortable': ('22_data/folds.html#_sortable', 'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds._splitter': ('22_data/folds.html#_splitter', 'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds.choose_kind': ('22_data/folds.html#choose_kind', 'spectrakit/data/folds.py'),
                                        'spectrakit.data.folds.kept_folds': ('22_data/folds.html#kept_folds', 'spectrakit/data/folds.py'),

@@ -146,6 +146,11 @@ def _check_enough(folds: FoldsConfig, kind: str, samples: int, targets: Any, gro
             )
 
 # %% ../../nbs/22_data/09_folds.ipynb #bc8df9d8
+def _sortable(values: np.ndarray) -> np.ndarray:
+    "Objects, such as words with None among them, as texts: they have an order."
+    return values.astype(str) if values.dtype.kind == "O" else values
+
+
 def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None, groups: Any = None) -> Folds:
     """Divide `samples` as the settings say. RequestError where that cannot be done.
 
@@ -153,7 +158,7 @@ def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None,
     - `targets`: a class or a value for each sample, [samples] (default: not known)
     - `groups`: what belongs together, [samples] (default: nothing does)
     """
-    targets, groups = (None if x is None else np.asarray(x) for x in (targets, groups))
+    targets, groups = (None if x is None else _sortable(np.asarray(x)) for x in (targets, groups))
     for name, given in (("targets", targets), ("groups", groups)):
         if given is not None and len(given) != samples:
             raise RequestError(f"There are {len(given)} {name} for {samples} samples. Each sample needs one.")

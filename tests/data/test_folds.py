@@ -69,3 +69,16 @@ def test_auto_divides_whatever_it_chooses_and_says_what_it_could_not_keep(name, 
 def test_a_kind_that_was_asked_for_is_refused_where_it_cannot_be():
     with pytest.raises(RequestError, match="more than the 1 samples of class 2"):
         make_folds(FoldsConfig(count=5, kind="stratified"), 0, 100, np.array([0] * 60 + [1] * 39 + [2]))
+
+
+@pytest.mark.parametrize("gap", [None, float("nan"), 7], ids=["None", "nan", "a number"])
+@pytest.mark.parametrize("which", ["targets", "groups"])
+def test_words_with_gaps_are_divided_as_any_others(gap, which):
+    words = np.array([*["cat"] * 30, *["dog"] * 24, *[gap] * 6], dtype=object)
+    spread = np.array([f"{word}-{i // 2}" if which == "groups" else word for i, word in enumerate(words)], dtype=object)
+    if which == "groups":
+        spread[-6:] = gap
+    folds = make_folds(FoldsConfig(count=3), 0, 60, **{which: spread})
+    assert folds.kind == {"targets": "stratified", "groups": "group"}[which]
+    held = [folds.held_out(k)[folds.held_out(k) >= 54].size for k in range(3)]
+    assert sorted(held) == ([2, 2, 2] if which == "targets" else [0, 0, 6])
