@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'NextProcess', 'SanityCheck', 'check_first_loss', 'check_finite_loss',
            'check_gradients', 'check_last_batch', 'report_uneven_mean', 'gradients_of', 'check_left_alone',
-           'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'try_loss', 'try_epochs',
-           'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics', 'try_evaluation',
-           'try_table', 'write_guess', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'apart',
-           'try_next_process', 'try_checkpoint', 'try_part', 'try_contract']
+           'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'check_learns', 'in_first_epoch',
+           'try_loss', 'try_epochs', 'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics',
+           'try_evaluation', 'try_table', 'write_guess', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back',
+           'apart', 'try_next_process', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2846b2fb
 import contextlib
@@ -251,15 +251,16 @@ def gradients_of(model: Any) -> list[tuple]:
     return [(id(q.grad), None if q.grad is None else q.grad._version) for q in model.parameters()]
 
 
-def check_left_alone(check: SanityCheck, before: list[tuple]) -> None:
+def check_left_alone(check: SanityCheck, before: list[tuple], trains: bool = True) -> None:
     """RequestError where `loss` has computed gradients by itself; a message where it has left the model in eval mode.
 
-    `before`: the `gradients_of` the model when it was called; somebody who holds the model may have left some.
+    - `before`: the `gradients_of` the model when it was called; somebody who holds the model may have left some
+    - `trains`: whether the model was in train mode then (default: it was)
     """
     name = type(check.task).__name__
     if gradients_of(check.model) != before:
         raise RequestError(f"{name}.loss has called backward(), which the run does. Return the loss, and leave it out.")
-    if not check.model.training:
+    if trains and not check.model.training:
         text = f"{name}.loss puts the model into eval mode, so that dropout and batch norm do not train. Leave it out"
         check.log.write("message", text=text)
 
@@ -367,9 +368,51 @@ def read_twice(train: Batches, task: Any, data: Any) -> str | None:
         "exactly. Draw from the generators of random, numpy or torch, or from one that the data set or the task holds"
     )
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #3e0c1a02
+def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> None:
+    "RequestError where no parameter of `model` learns in `epoch`; `learned`: whether one did before `on_epoch`."
+    if any(q.requires_grad for q in model.parameters()):
+        return
+    name = type(check.task).__name__
+    if learned:
+        raise RequestError(
+            f"{name}.on_epoch froze every parameter, so that epoch {epoch} would train nothing. Leave some of them "
+            "trainable in each epoch."
+        )
+    raise RequestError(
+        f"{name}.model has no parameter that learns. Give it one, or requires_grad_(True) to what is to be trained."
+    )
+
+
+@contextlib.contextmanager
+def in_first_epoch(check: SanityCheck, task: Any, model: Any) -> Iterator[None]:
+    """Within this block `model` has the modes of the first epoch, and the parameters learn that learn in it; afterwards
+    those that did before. RequestError where none does.
+    """
+    module, scene = check.execution.context.unwrap(model), check.scene
+    before = [(q, q.requires_grad) for q in module.parameters()]
+    model.train()
+    if provides(task, "on_epoch"):
+        check.scene = Scene(task, "on_epoch", "for epoch 0", None, model)
+        with contextlib.redirect_stdout(io.StringIO()):
+            task.on_epoch(module, Moment(0, 0, total_steps(check.config, check.plan)))
+    check_learns(check, module, 0, any(learns for _, learns in before))
+    check.scene = scene
+    try:
+        yield
+    finally:
+        for q, learns in before:
+            q.requires_grad_(learns)
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #75eb9421
 def try_loss(check: SanityCheck) -> str:
     "One training batch: its loss and the gradients. RequestError where a value is not finite or the form is wrong."
+    with in_first_epoch(check, check.task, check.model):
+        return _loss_of_first_batch(check)
+
+
+def _loss_of_first_batch(check: SanityCheck) -> str:
+    "The same of a model that is as the first epoch finds it."
     check.at("datasets", "while the first training batch was made")
     check.batch = next(iter(check.train.epoch(0)))
     data = check.batch.data
@@ -378,20 +421,14 @@ def try_loss(check: SanityCheck) -> str:
     if odd := read_twice(check.train, check.task, data):
         check.log.write("message", text=odd)
     check.at("loss", "on a training batch", data)
-    narrow, before = list[str](), gradients_of(check.model)
-    if not any(q.requires_grad for q in check.model.parameters()):
-        raise RequestError(
-            f"{type(check.task).__name__}.model has no parameter that learns. Give it one, or requires_grad_(True) to "
-            "what is to be trained."
-        )
-    check.model.train()
+    narrow, before, trains = list[str](), gradients_of(check.model), check.model.training
     moment = Moment(0, 0, total_steps(check.config, check.plan))
     loss_of = check.execution.context.in_precision(loss_at(check.task, lambda: moment))
     context = check.execution.context
     given = _as_in_ddp(check.model) if context.strategy == "ddp" and context.world_size > 1 else check.model
     with _watched_norms(check.model, narrow), watch_shapes(check.task, check.batch.samples):
         result = loss_of(given, data)
-    check_left_alone(check, before)
+    check_left_alone(check, before, trains)
     check_first_loss(check.task, result, data, check.config.data.allow_nan)
     check_finite_loss(check, as_loss(result), lambda: loss_of(check.model, data))
     check_last_batch(check, narrow)
@@ -425,13 +462,9 @@ def try_epochs(check: SanityCheck) -> list[str]:
                 if epoch < epochs:
                     raise
                 break  # a longer run may get there
-            learning = {name for name, q in model.named_parameters() if q.requires_grad}
-            if not learning and epoch < epochs:
-                raise RequestError(
-                    f"{type(check.task).__name__}.on_epoch froze every parameter, so that epoch {epoch} would train "
-                    "nothing. Leave some of them trainable in each epoch."
-                )
-            ever |= learning
+            if epoch < epochs:
+                check_learns(check, model, epoch, True)
+            ever |= {name for name, q in model.named_parameters() if q.requires_grad}
             if time.monotonic() - began > _EPOCHS_S and not check.sharded:
                 break
     later = sorted(ever - at_first)
@@ -897,15 +930,15 @@ def _check_predictions(check: SanityCheck, task: Any, model: Any) -> None:
 def _one_step(check: SanityCheck, task: Any, model: Any, learner: Learner) -> list[Any]:
     "Make a step with half of the rate, as a schedule would; return how the parameters have changed."
     seed_everything(check.config.seed)
-    model.train()
     before = [q.detach().clone() for q in model.parameters()]
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.5 * group["lr"]
     learner.optimizer.zero_grad()
     moment = Moment(0, 1, total_steps(check.config, check.plan))
     loss_of = check.execution.context.in_precision(loss_at(task, lambda: moment))
-    as_loss(loss_of(model, _own_copy(check.batch.data))).value.backward()
-    learner.optimizer.step()
+    with in_first_epoch(check, task, model):
+        as_loss(loss_of(model, _own_copy(check.batch.data))).value.backward()
+        learner.optimizer.step()
     return [q.detach() - old for q, old in zip(model.parameters(), before, strict=True)]
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #9bf6cc83

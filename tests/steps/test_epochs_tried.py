@@ -10,7 +10,7 @@ import spectrakit as sk
 from in_process import furthest
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.contract.task import Task
+from spectrakit.contract.task import Moment, Task
 from spectrakit.system.errors import RequestError
 
 DRAW = torch.Generator().manual_seed(3)
@@ -112,3 +112,62 @@ def test_two_ranks_go_on_in_a_later_phase_as_one_run(kind, tmp_path):
     assert whole.status == rest.status == "completed", rest.error
     last, again = (load_weights(find_checkpoint(run.path / "checkpoints")[0]) for run in (whole, rest))
     assert furthest(last, again) == 0
+
+
+class Normed(Phases):
+    "A batch norm in eval mode, as from `on_epoch`, so that one sample is enough."
+
+    def model(self, cfg):
+        torch.manual_seed(cfg.seed)
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1), nn.Flatten(0))
+
+    def on_epoch(self, model, moment):
+        model[1].eval()
+
+
+class Weighed(Normed):
+    "Its loss reads an attribute that `on_epoch` sets, and the whole model is in eval mode."
+
+    def on_epoch(self, model, moment):
+        model.eval()
+        self.weight = 1.0 / (1 + moment.epoch)
+
+    def loss(self, model, batch):
+        return self.weight * super().loss(model, batch)
+
+
+class ThawedFirst(Normed):
+    "Returned frozen as a whole: the head learns from the first epoch on, the rest later."
+
+    def model(self, cfg):
+        return super().model(cfg).requires_grad_(False)
+
+    def on_epoch(self, model, moment):
+        model[1].eval()
+        model[3].requires_grad_(True)
+        model[0].requires_grad_(moment.epoch >= 2)
+
+
+@pytest.mark.parametrize("kind", [Normed, Weighed, ThawedFirst])
+def test_the_first_batch_is_tried_as_the_first_epoch_finds_the_model(kind, tmp_path):
+    words = (*QUICK, "data.batch_size=1", "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0")
+    words += ("data.shuffle=false", "trainer.gradient_clip_val=null")
+    run = sk.fit(kind(), *words, "trainer.max_epochs=3", f"run.dir={tmp_path}", show=False)
+    assert run.status == "completed"
+    assert not [e["text"] for e in run.events if e["type"] == "message" and "eval mode" in e["text"]]
+    task = kind()
+    plain, rate = task.model(compose(*words)), run.config.optimizer.lr
+    for epoch in range(3):
+        plain.train()
+        task.on_epoch(plain, Moment(epoch, 32 * epoch, 96))
+        for row in range(32):
+            plain.zero_grad()
+            task.loss(plain, (X[row : row + 1], Y[row : row + 1])).backward()
+            with torch.no_grad():
+                for q in plain.parameters():
+                    if q.requires_grad:
+                        q.sub_(rate * q.grad)
+    learned = run.load_model().state_dict()
+    assert all(
+        torch.allclose(learned[name].float(), value.float(), atol=1e-5) for name, value in plain.state_dict().items()
+    )
