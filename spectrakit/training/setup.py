@@ -23,7 +23,7 @@ from ..checkpoint.frozen_base import FrozenBase
 from ..checkpoint.store import random_state, restore_random_state
 from ..checks.diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ..checks.results import ContractResult
-from ..checks.undo import Arrived, TaskState
+from ..checks.undo import Arrived, GlobalState, TaskState
 from spectrakit.config.batch_plan import (
     BatchPlan,
     batch_facts,
@@ -67,7 +67,15 @@ from ..runs.run_dir import read_environment, update_environment
 from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import roles_of
-from ..steps.model import base_of, call_datasets, learning, make_model, read_elsewhere, save_activations
+from spectrakit.steps.model import (
+    base_of,
+    call_datasets,
+    functions_of,
+    learning,
+    make_model,
+    read_elsewhere,
+    save_activations,
+)
 from ..steps.sanity_check import PARTS, STEP_ONLY, NextProcess, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
 from ..steps.seeding import seed_everything
@@ -551,9 +559,11 @@ def prepare(
     check_diloco(config, context.world_size)
     seed_everything(config.seed)
     arrived, untouched = Arrived(task), TaskState(task)
+    shared = GlobalState(functions_of(task), type(task).__mro__)
     read = _read_data(task, config, context, log, training_only, watch)
     found = untouched.changed()
-    first = None if provides(task, "restore") else read_elsewhere(task, found) or None
+    first = read_elsewhere(task, found) or ([] if shared.changed() else None)  # []: it has changed a module
+    first = None if provides(task, "restore") else first
     found_values = {name: value for name, value in getattr(task, "__dict__", {}).items() if name in found}
     model, base = _moved_model(task, config, context, watch)
     if (modes := into_train_mode(task, model)) and not training_only:
