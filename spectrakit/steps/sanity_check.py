@@ -568,6 +568,48 @@ def check_finite_metrics(check: SanityCheck, data: Any) -> None:
         text = f"{name} is {value} on the first validation batches. Where it stays so, no evaluation is the best by it"
         check.log.write("message", text=text)
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #c6aac2de
+_WHATEVER_THE_ROWS = (NameError, AttributeError, ImportError, TypeError, NotImplementedError)
+
+
+def _try_on_training_batch(check: SanityCheck, part: Callable[[SanityCheck], str]) -> str:
+    "Try a part that has no data of its own on the first training batch; a message where the batch may be why it fails."
+    if check.sharded:
+        return "no data to try it on"
+    try:
+        with leaving_no_trace(check.model):
+            told = part(check)
+        return f"{told}, on a training batch: there are no others"
+    except (RequestError, *_WHATEVER_THE_ROWS):
+        raise
+    except Exception as error:
+        if out_of_memory(error) or rank_lost(error):
+            raise
+        name = f"{type(check.task).__name__}.{method_of(error, check.task, check.scene.method)}"
+        text = f"{name} could not be tried on a training batch, the only one there is: {type(error).__name__}: {error}"
+        check.log.write("message", text=text)
+        return text
+
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #8abe2681
+def _scored(check: SanityCheck) -> str:
+    check.at("metrics", "on a training batch, as there are no validation data", check.batch.data)
+    precise = check.execution.context.in_precision
+    scores, outputs = score_batch(check.task, check.model, check.batch, in_precision=precise)
+    check_numbers(check.task, scores)
+    if provides(check.task, "metrics_all") and outputs is not None:
+        check_outputs(check.task, outputs, "metrics_all")
+        check_rows(check.task, outputs, check.batch)
+    return ", ".join(scores)
+
+
+def _predicted_there(check: SanityCheck) -> str:
+    check.at("predict", "on a training batch, as there are no test data", check.batch.data)
+    predict = check.execution.context.in_precision(predict_views)
+    outputs = predict(check.task, check.model, check.batch.data, check.config)
+    check_outputs(check.task, outputs)
+    check_rows(check.task, outputs, check.batch)
+    return "predicted"
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #1c9031fc
 def try_evaluation(check: SanityCheck) -> str:
     "The first validation batches with their metrics. RequestError where one has a wrong form, or data are not finite."
@@ -576,7 +618,7 @@ def try_evaluation(check: SanityCheck) -> str:
             name = f"{type(check.task).__name__}.{written[0]}"
             text = f"{name} is not used: there are no validation data. Return them from `datasets` as the second"
             check.log.write("message", text=text)
-        return "no validation data"
+        return _try_on_training_batch(check, _scored) if written else "no validation data"
     context, budget, batch = check.execution.context, check.execution.budget, next(iter(check.valid.epoch(0)))
     check_collated(check.task, batch.data, batch.samples)
     check.at("loss", "on a validation batch", batch.data)
@@ -606,9 +648,6 @@ def try_evaluation(check: SanityCheck) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in check.metrics.items())
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2b32ce7a
-_WHATEVER_THE_ROWS = (NameError, AttributeError, ImportError, TypeError, NotImplementedError)
-
-
 def _check_numbers_predicted(check: SanityCheck, outputs: Any) -> None:
     "RequestError where no table can be made of complex `outputs`; a message where some are not finite."
     name = f"{type(check.task).__name__}.predict"
@@ -731,8 +770,11 @@ def try_prediction(check: SanityCheck) -> str:
         check.log.write("message", text=text)
     if dataset is None and wanted:
         raise RequestError(_nothing_to_predict(task))
-    if dataset is None or broken:
-        return f"no test data: {broken}" if broken else "nothing to predict on"
+    if broken:
+        return f"no test data: {broken}"
+    if dataset is None:
+        will = any(provides(task, name) for name in ("predict", *_SHOWN_BY_PREDICTIONS))
+        return _try_on_training_batch(check, _predicted_there) if will else "nothing to predict on"
     if not (wanted or has_test or any(provides(task, name) for name in _SHOWN_BY_PREDICTIONS)):
         return "not asked for"
     seconds = _predict_some(check, dataset)
