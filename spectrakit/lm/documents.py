@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -425,7 +426,7 @@ class Span:
     end: int
     row: int
 
-
+# %% ../../nbs/82_lm/01_documents.ipynb #f273441b
 @dataclass(frozen=True)
 class PartCorpus:
     "Pieces of the files of a corpus, each a shard with places of its own."
@@ -547,7 +548,7 @@ def _cut_files(corpus: FileCorpus, place: Path, words: str) -> Corpus:
         files = files_of(corpus, place, part.split)
         if part.first is None and part.last is None and len(words.split("+")) == 1:
             return files
-        first, last = part.rows(lambda files=files: _count(files))  # type: ignore[misc]
+        first, last = part.rows(partial(_count, files))
         found, seen = _spans(files, first, last)
         if not found or (last is not None and seen < last):
             raise RequestError(

@@ -6,12 +6,14 @@
 __all__ = ['mend_generation', 'set_end', 'Answer', 'answer_of', 'difference', 'check_same', 'free_folder', 'export']
 
 # %% ../../nbs/82_lm/07_exporting.ipynb #fd9a9507
+import contextlib
 import gc
 import os
 import re
 import shutil
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,7 +225,7 @@ def _check_dtype(dtype: str | None, adapters: bool) -> None:
         near = did_you_mean(str(dtype), list(_DTYPES))
         raise RequestError(f"dtype={dtype!r} is not possible: there are {', '.join(_DTYPES)}.{near}")
 
-
+# %% ../../nbs/82_lm/07_exporting.ipynb #dd629990
 def _in_dtype(model: Any, name: str, dtype: str | None) -> Any:
     "Return a model with weights of the format `dtype`; None: as they are; auto: that of the model `name`."
     import torch
@@ -273,6 +275,34 @@ class _Export:
         frozen = "float32" if trained.dtype == "float32" else "auto"
         check_same(trained, answer_of(_loaded(folder, self.name, self.adapters, frozen), trained.ids))
 
+# %% ../../nbs/82_lm/07_exporting.ipynb #27904c36
+@contextlib.contextmanager
+def _made_whole(out: Path) -> Iterator[Path]:
+    "Give this block a folder to write into, which takes the place `out` at its end; after an error nothing is there."
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        if out.exists():
+            shutil.rmtree(out)
+        beside.rename(out)
+    except _cannot_write() as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"The model cannot be written to {str(out)!r}: {reason}.") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _check_adapters(run: Run, model: Any, adapters: bool) -> None:
+    if adapters and not hasattr(model, "peft_config"):
+        raise RequestError(
+            f"{run.path.name} has no adapters: it was trained without task.lora_rank. Leave adapters out."
+        )
+
+
+def _own_dtype(run: Run, task: Any) -> str | None:
+    return "auto" if _option(run, task, "dtype") == "auto" else None
+
 # %% ../../nbs/82_lm/07_exporting.ipynb #d3eadc0a
 def export(
     run: Run | str | Path,
@@ -302,28 +332,14 @@ def export(
     name = base or _name_of(run, task)
     _check_not_begun_with(name, out)
     model, tokenizer = _trained(run, task, base), load_tokenizer(name)
-    if adapters and not hasattr(model, "peft_config"):
-        raise RequestError(
-            f"{run.path.name} has no adapters: it was trained without task.lora_rank. Leave adapters out."
-        )
-    own = "auto" if _option(run, task, "dtype") == "auto" else None
+    _check_adapters(run, model, adapters)
     end = end_of_text(tokenizer, _option(run, task, "eos_token"))
-    written = _Export(name, end, adapters, dtype or own)
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    written = _Export(name, end, adapters, dtype or _own_dtype(run, task))
+    with _made_whole(out) as beside:
         trained, said = written.write(model, tokenizer, beside)
         del model  # it has no room beside the one that is loaded
         gc.collect()
         written.check(beside, trained)
-        if out.exists():
-            shutil.rmtree(out)
-        beside.rename(out)
-    except _cannot_write() as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"The model cannot be written to {str(out)!r}: {reason}.") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     if said:
         print(f"{run.path.name}: {said}", file=sys.stderr)
     return out

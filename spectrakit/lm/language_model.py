@@ -192,7 +192,7 @@ def _held_out(option: dict[str, Any]) -> str:
         return "split"
     return "none" if option["valid"] in (None, False, "none") else str(option["valid"])
 
-
+# %% ../../nbs/82_lm/06_language_model.ipynb #76610b30
 BUFFER = 10_000  # documents, where data.shuffle is on and data.shuffle_buffer says nothing
 
 

@@ -56,7 +56,7 @@ def load_tokenizer(name: str) -> Any:
         raise hub_error(place, "tokenizer", ValueError(NO_TOKENIZER), offline)
     return tokenizer
 
-
+# %% ../../nbs/82_lm/05_pretrained.ipynb #4831ce58
 def padding_of(tokenizer: Any) -> int:
     "The token that rows are filled up with: padding, else the end of a text, else the first one."
     choices = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -199,6 +199,16 @@ def refuse_code(values: dict[str, Any], name: str) -> None:
             "or take a model without it; nothing of it was loaded."
         )
 
+# %% ../../nbs/82_lm/05_pretrained.ipynb #14d33e11
+def _check_nothing_lacks(name: str, lacking: set[str]) -> None:
+    "Raise RequestError if weights of the model `name` are not in its files."
+    if lacking:
+        some = ", ".join(sorted(lacking)[:3]) + (", …" if len(lacking) > 3 else "")
+        raise RequestError(
+            f"The weights of {name!r} are not whole: {len(lacking)} that the model has are not there ({some}), and "
+            "would be random. Fetch it again; task.pretrained=false begins with random weights on purpose."
+        )
+
 # %% ../../nbs/82_lm/05_pretrained.ipynb #35d86592
 def load_model(name: str, pretrained: bool = True, attention: str | None = None, dtype: str = "float32") -> Any:
     """Return a causal language model.
@@ -235,12 +245,7 @@ def load_model(name: str, pretrained: bool = True, attention: str | None = None,
         raise
     except Exception as error:
         raise hub_error(place, "model", error, offline) from None
-    if lacking:
-        some = ", ".join(sorted(lacking)[:3]) + (", …" if len(lacking) > 3 else "")
-        raise RequestError(
-            f"The weights of {name!r} are not whole: {len(lacking)} that the model has are not there ({some}), and "
-            "would be random. Fetch it again; task.pretrained=false begins with random weights on purpose."
-        )
+    _check_nothing_lacks(name, lacking)
     return model if dtype == "auto" else model.float()
 
 # %% ../../nbs/82_lm/05_pretrained.ipynb #4d658417

@@ -22,7 +22,7 @@ from ..system.errors import RequestError
 # %% ../../nbs/82_lm/04_sequences.ipynb #b094485c
 IGNORED = -100  # a label that no loss is computed for, as torch and transformers have it
 
-
+# %% ../../nbs/82_lm/04_sequences.ipynb #221885fe
 @dataclass(frozen=True)
 class SequenceForm:
     """What sequences look like.
