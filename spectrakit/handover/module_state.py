@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import io
 import json
+import marshal
 import os
 import pickle
 import select
@@ -23,7 +24,7 @@ import sysconfig
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,19 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #5475113e
 @functools.cache
+def _library() -> tuple[str, ...]:
+    "Return the folders of Python, of installed packages and of the kit; asking for them takes a while."
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders.append(os.path.dirname(sys.modules["spectrakit"].__file__ or ""))
+    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if folder)
+
+
+@functools.cache
 def _is_own(file: str) -> bool:
     "Return whether the module in `file` was written by the user."
-    path = Path(os.path.abspath(file))
-    library = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    library.add(str(Path(sys.modules["spectrakit"].__file__ or "").parent))
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return not installed and not any(path.is_relative_to(folder) for folder in library if folder)
+    path = os.path.abspath(file)
+    return not path.startswith(_library()) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
 
 def own_modules() -> dict[str, types.ModuleType]:
@@ -67,6 +74,15 @@ class _Origin:
 
     kind: str
     code: tuple | None
+    codes: bytes = field(default=b"", compare=False, repr=False)  # of its functions, marshalled
+    value: Any = field(default=None, compare=False, repr=False)  # itself, if the code is not of that file
+
+
+@dataclass(frozen=True)
+class _ByValue:
+    "A function that is pickled by value although its module has it."
+
+    function: Any
 
 
 def _code_of(thing: Any) -> types.CodeType | None:
@@ -74,7 +90,33 @@ def _code_of(thing: Any) -> types.CodeType | None:
         thing = getattr(thing, name, None) or thing
     return getattr(thing, "__code__", None)
 
+# %% ../../nbs/49_handover/03_module_state.ipynb #c0de0002
+def _functions_in(thing: Any) -> list[types.FunctionType]:
+    "Return the functions of a function, method or property, and those that they wrap."
+    parts = [thing.fget, thing.fset, thing.fdel] if isinstance(thing, property) else [thing]
+    found: list[types.FunctionType] = []
+    for part in parts:
+        inner = getattr(part, "__func__", part)
+        while inner is not None and len(found) < 9:
+            found += [inner] if isinstance(inner, types.FunctionType) else []
+            inner = getattr(inner, "__wrapped__", None)
+    return found
 
+
+def _bare(code: types.CodeType) -> types.CodeType:
+    "Return `code` without its lines: a comment above it changes nothing."
+    parts = tuple(_bare(part) if isinstance(part, types.CodeType) else part for part in code.co_consts)
+    return code.replace(co_consts=parts, co_firstlineno=1, co_linetable=b"", co_filename="")
+
+
+def _same_origin(here: Any, sent: _Origin) -> bool:
+    "Return whether `here` is defined as `sent`, and runs the same code."
+    if here != sent or here.codes == sent.codes:
+        return bool(here == sent)
+    pair = (list(map(_bare, marshal.loads(origin.codes))) for origin in (here, sent))
+    return next(pair) == next(pair)
+
+# %% ../../nbs/49_handover/03_module_state.ipynb #c0de0003
 def _origin(thing: Any, module: str, path: str) -> _Origin | None:
     "Return the origin of `thing`, found as `path` in `module`; None if that file does not define it."
     inner = getattr(thing, "__func__", None) or getattr(thing, "fget", None) or thing
@@ -84,8 +126,13 @@ def _origin(thing: Any, module: str, path: str) -> _Origin | None:
         return None
     if getattr(inner, "__globals__", {}).get("__name__") == "__main__":
         return None  # a cell's function, in the name of the one that it wraps
-    code = _code_of(thing)
-    return _Origin(str(type(inner).__name__), code and (os.path.basename(code.co_filename), code.co_name))
+    code, codes = _code_of(thing), [function.__code__ for function in _functions_in(thing)]
+    name = code and (os.path.basename(code.co_filename), code.co_name)
+    file = os.path.basename(sys.modules[module].__file__ or "")
+    plain = name is None or name[0] == "<string>" or name == (file, path.rpartition(".")[2])
+    cached = isinstance(thing, functools._lru_cache_wrapper)
+    value = _ByValue(thing) if cached or (not plain and isinstance(thing, types.FunctionType)) else None
+    return _Origin(type(thing).__name__, name, marshal.dumps(codes) if codes else b"", value)
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #a6b95cd7
 _MADE_ANEW = (types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType)
@@ -154,14 +201,45 @@ def note_of(thing: Any, text: str | None = None) -> Unpicklable:
     return Unpicklable(kind, description_of(thing) if text is None else text, detail)
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #4a4722d7
+class _Globals:
+    "The variables of a module, in a function that is pickled by value."
+
+    def __init__(self, module: str):
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        return _globals_of, (self.module,)
+
+
+def _globals_of(module: str) -> dict:
+    return vars(importlib.import_module(module))
+
+
+def _cached(function: Any, parameters: dict) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+# %% ../../nbs/49_handover/03_module_state.ipynb #c0de0004
 class _Strict(TaskPickler):
     "A pickler that refuses open files. cloudpickle would copy the text of those that it can read."
 
     def reducer_override(self, thing: Any) -> Any:
-        "Return how to rebuild `thing`."
+        "Return how to rebuild `thing`. A function that its module lacks is bound to the variables of its module."
         if isinstance(thing, io.TextIOWrapper):
             raise TypeError("an open file")
-        return super().reducer_override(thing)
+        function = thing.function if isinstance(thing, _ByValue) else thing
+        kinds = types.FunctionType, functools._lru_cache_wrapper
+        if isinstance(function, kinds) and (function is not thing or not _found(function)):
+            if isinstance(function, functools._lru_cache_wrapper):
+                return _cached, (function.__wrapped__, function.cache_parameters())
+            module = sys.modules.get(function.__globals__.get("__name__", ""))
+            if module is not None and module.__name__ != "__main__" and vars(module) is function.__globals__:
+                return self._bound_to(module.__name__, function)
+        return super().reducer_override(function)
+
+    def _bound_to(self, module: str, function: Any) -> Any:
+        make, (code, _, *rest), (own, slots), *more = self._dynamic_function_reduce(function)
+        slots.update(__globals__={}, _cloudpickle_submodules=[])
+        return make, (code, _Globals(module), *rest), (own, slots), *more
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #4ec09f5d
 _HOLDERS = (
@@ -174,6 +252,7 @@ _HOLDERS = (
     staticmethod,
     classmethod,
     types.MethodType,
+    types.CellType,
 )
 
 
@@ -346,6 +425,8 @@ def same(here: Any, sent: Any, seen: set[tuple[int, int]] | None = None) -> bool
         return True
     if isinstance(sent, Unpicklable):
         return sent.stands_for(here)
+    if isinstance(sent, _Origin):
+        return _same_origin(here, sent)
     if _name_of(type(here)) != _name_of(type(sent)):
         return False
     seen.add((id(here), id(sent)))
@@ -490,11 +571,11 @@ _ABSENT = types.new_class("absent")
 
 def _changes(module: types.ModuleType, sent: dict[str, dict[str, Any]]) -> list[_Change]:
     "Return what the notebook's `module` holds otherwise than this one; what it lacks comes with `_ABSENT`."
-    here, found = places_of(module), []
+    here, found, whole = places_of(module), [], set()
     for place in sent | here:
         there, own = sent.get(place, {}), here.get(place, {})
         parent, _, last = place.rpartition(".")
-        if place and not isinstance(sent.get(parent, {}).get(last), _Origin):
+        if place in whole or (place and not isinstance(sent.get(parent, {}).get(last), _Origin)):
             continue  # it is told of as an attribute
         for name in there | own:
             mine, theirs = own.get(name, _ABSENT), there.get(name, _ABSENT)
@@ -502,8 +583,10 @@ def _changes(module: types.ModuleType, sent: dict[str, dict[str, Any]]) -> list[
                 continue  # a submodule that nobody there has imported
             if isinstance(mine, _Origin) and not isinstance(theirs, _Origin):
                 mine = vars(_at(module, place))[name]
-            if mine != theirs if isinstance(theirs, _Origin) else not same(mine, theirs):
+            if not same(mine, theirs):
                 found.append(_Change(place, name, mine, theirs))
+                if getattr(theirs, "value", None) is not None:
+                    whole.add(f"{place}.{name}" if place else name)
     return found
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #ffa90e38
@@ -518,7 +601,13 @@ def _import_again(name: str, changes: list[_Change]) -> list[list[bool]]:
             finder.settles = False
     places = places_of(importlib.import_module(name))
     held = [places.get(c.place, {}).get(c.name, _ABSENT) for c in changes]
-    return [[same(value, c.sent), same(value, c.here)] for value, c in zip(held, changes, strict=True)]
+    before = [
+        (_origin(c.here, name, f"{c.place}.{c.name}".lstrip(".")) if isinstance(value, _Origin) else None) or c.here
+        for value, c in zip(held, changes, strict=True)
+    ]
+    return [
+        [same(value, c.sent), same(value, here)] for value, c, here in zip(held, changes, before, strict=True)
+    ]
 
 
 def _asked_again(name: str, changes: list[_Change], limit_s: float = 60.0) -> list[list[bool]]:
@@ -579,10 +668,7 @@ def _stays(module: types.ModuleType, change: _Change, state: ModuleState) -> boo
     "Return whether the attribute stays as it is here. RequestError if it should not, and cannot be carried."
     name, sent = change.named(module.__name__), change.sent
     if isinstance(sent, _Origin):
-        raise RequestError(
-            f"{name} is not the one that {state.file} now defines: the file was edited after the notebook imported it, "
-            "or a cell wraps it. Restart the kernel or use importlib.reload, or put the change into the file."
-        )
+        sent = sent.value
     if sent is not _ABSENT and type(sent).__module__.partition(".")[0] in _OF_NOTEBOOKS:
         return True
     if isinstance(sent, type) and sent.__module__.partition(".")[0] in _OF_NOTEBOOKS:
@@ -600,12 +686,36 @@ def _stays(module: types.ModuleType, change: _Change, state: ModuleState) -> boo
 
 _OF_NOTEBOOKS = ("IPython", "ipykernel", "ipywidgets", "tqdm")
 
+# %% ../../nbs/49_handover/03_module_state.ipynb #c0de0005
+def _restored(module: types.ModuleType, change: _Change, file: str) -> Any:
+    "Return the class or function of the notebook, if the file defines another one by now. RequestError: it cannot."
+    sent, here = change.sent, vars(_at(module, change.place)).get(change.name)
+    if sent.value is not None:
+        return sent.value
+    codes = marshal.loads(sent.codes) if sent.codes else []
+    if codes and change.here == sent and len(functions := _functions_in(here)) == len(codes):
+        with contextlib.suppress(ValueError):  # the closure has other variables
+            for function, code in zip(functions, codes, strict=True):
+                function.__code__ = code
+            return here
+    if len(codes) == 1 and sent.kind == "function" and not codes[0].co_freevars:
+        function = types.FunctionType(codes[0], vars(module), change.name)
+        function.__qualname__, function.__module__ = codes[0].co_qualname, module.__name__
+        return function
+    raise RequestError(
+        f"{change.named(module.__name__)} is not the one that {file} now defines: the file was edited after the "
+        "notebook imported it, or a cell wraps it. Restart the kernel or use importlib.reload, or put the change into "
+        "the file."
+    )
+
 # %% ../../nbs/49_handover/03_module_state.ipynb #325dcfbd
 def _take_over(module: types.ModuleType, change: _Change, state: ModuleState) -> None:
     "Give the attribute what the notebook's has."
     holder = _at(module, change.place)
     try:
-        if change.sent is _ABSENT:
+        if isinstance(change.sent, _Origin):
+            setattr(holder, change.name, _restored(module, change, state.file))
+        elif change.sent is _ABSENT:
             delattr(holder, change.name)
         else:
             token = state.tokens.get((change.place, change.name))

@@ -2,6 +2,7 @@
 is touched.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from spectrakit.handover import module_state
 from spectrakit.handover.module_state import read_modules, write_modules
@@ -283,8 +285,80 @@ def test_a_file_that_was_edited_after_the_import(notebook, tmp_path):
     (tmp_path / "own_edited.py").write_text("LR = 100\ndef old(): return 1\n")
     assert fresh(tmp_path, "own_edited").LR == 1  # as the notebook has it
     (tmp_path / "own_edited.py").write_text("LR = 1\ndef new(): return 1\n")
-    with pytest.raises(RequestError, match=r"own_edited\.old .*edited after the notebook imported it"):
-        fresh(tmp_path, "own_edited")
+    f = fresh(tmp_path, "own_edited")
+    assert f.old() == 1 and not hasattr(f, "new")
+    notebook("own_class", "class Net: pass\n")
+    (tmp_path / "own_class.py").write_text("class Other: pass\n")
+    with pytest.raises(RequestError, match=r"own_class\.Net .*edited after the notebook imported it"):
+        fresh(tmp_path, "own_class")
+
+
+CODE = """
+import functools
+LR = 1
+def loud(f):
+    @functools.wraps(f)
+    def inner(*a): return f(*a) + 100
+    return inner
+def plain(x): return x * LR
+@loud
+def loudly(x): return x
+@functools.lru_cache
+def kept(x): return x
+class Net:
+    def forward(self, x): return plain(x)
+    @staticmethod
+    def twice(x): return 2 * x
+    @property
+    def size(self): return 1
+"""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_code_of_a_file_that_was_edited_is_as_in_the_notebook(notebook, tmp_path):
+    notebook("own_code", CODE)
+    (tmp_path / "own_code.py").write_text("# a line more\n" + CODE)
+    fresh(tmp_path, "own_code")
+    assert module_state.carried() == []
+    edited = CODE.replace("x * LR", "more(x)").replace("2 * x", "more(x)").replace("return 1", "return 7")
+    edited = edited.replace("(x): return x\n", "(x): return -x\n") + "def more(x): return 9\n"
+    (tmp_path / "own_code.py").write_text(edited)
+    f = fresh(tmp_path, "own_code")
+    assert (f.plain(3), f.loudly(1), f.kept(2), f.Net().forward(2), f.Net.twice(2), f.Net().size) == (
+        3,
+        101,
+        2,
+        2,
+        4,
+        1,
+    )
+    assert "own_code.Net.twice" in module_state.carried() and "own_code.loud" not in module_state.carried()
+
+
+def test_wrappers_of_other_modules_arrive_and_read_the_module(notebook, tmp_path):
+    m = notebook("own_code", CODE)
+    m.plain, m.Net.forward, m.kept = functools.lru_cache(m.plain), torch.no_grad()(m.Net.forward), m.loud(m.kept)
+    m.loudly = m.loudly.__wrapped__
+    f = fresh(tmp_path, "own_code")
+    assert (f.plain(2), f.Net().forward(2), f.kept(1), f.loudly(1)) == (2, 2, 101, 1)
+    f.LR = 5
+    assert f.plain(3) == 15 and f.plain.cache_info().misses == 2
+
+
+def test_a_wrapper_that_holds_a_lock_is_named(notebook, tmp_path):
+    m = notebook("own_code", CODE)
+    cell = {"__name__": "__main__", "own": m, "functools": functools, "threading": threading}
+    exec(
+        "def guarded(f, guard):\n"
+        "    @functools.wraps(f)\n"
+        "    def inner(x):\n"
+        "        with guard: return f(x)\n"
+        "    return inner\n"
+        "own.plain = guarded(own.plain, threading.Lock())",
+        cell,
+    )
+    with pytest.raises(RequestError, match=r"own_code\.plain was changed .* is a lock"):
+        fresh(tmp_path, "own_code")
 
 
 def test_without_own_modules_nothing_is_written(notebook, tmp_path):
