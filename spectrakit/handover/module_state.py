@@ -605,11 +605,9 @@ def _import_again(name: str, changes: list[_Change]) -> list[list[bool]]:
         (_origin(c.here, name, f"{c.place}.{c.name}".lstrip(".")) if isinstance(value, _Origin) else None) or c.here
         for value, c in zip(held, changes, strict=True)
     ]
-    return [
-        [same(value, c.sent), same(value, here)] for value, c, here in zip(held, changes, before, strict=True)
-    ]
+    return [[same(value, c.sent), same(value, here)] for value, c, here in zip(held, changes, before, strict=True)]
 
-
+# %% ../../nbs/49_handover/03_module_state.ipynb #c0de0006
 def _asked_again(name: str, changes: list[_Change], limit_s: float = 60.0) -> list[list[bool]]:
     "Return the answers of `_import_again`, from a fork of this process; as for a real change if there is none."
     silent = [[False, True]] * len(changes)
