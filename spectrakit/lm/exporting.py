@@ -87,7 +87,7 @@ def _is_consistent(config: Any) -> bool:
     "Return whether transformers would save a generation config."
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # the answer is asked for, not shown
             config.validate(strict=True)
     except (ValueError, TypeError):
         return False

@@ -326,7 +326,7 @@ def without_warnings() -> Iterator[None]:
     "In this block peft says nothing of tied weights, which `without_lora` knows, and of what it sets right by itself."
     with warnings.catch_warnings():
         for category in (FutureWarning, UserWarning):
-            warnings.simplefilter("ignore", category)
+            warnings.simplefilter("ignore", category)  # merging unties them
         yield
 
 
