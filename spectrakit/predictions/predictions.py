@@ -136,17 +136,37 @@ def check_table(table: Any) -> None:
         raise RequestError(f"`submission` returned {type(table).__name__}. {_TABLES}")
 
 # %% ../../nbs/38_predictions/00_predictions.ipynb #5ad9b68b
+def _scalar(value: Any) -> Any:
+    "Return the value of a tensor or an array of one element; RequestError if it has more; anything else as it is."
+    plain = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    if not hasattr(plain, "reshape") or not hasattr(plain, "size"):
+        return value
+    if plain.size != 1:
+        raise RequestError(
+            f"`submission` has put {type(value).__name__} with {plain.size} values into one cell. Return one a row."
+        )
+    return plain.reshape(-1)[0]
+
+
 def _cell(value: Any) -> Any:
     "Return a value of a table, '' for each that pandas writes as an empty one."
+    value = _scalar(value)
     missing = value != value if isinstance(value, float) else type(value).__name__ in ("NAType", "NaTType")
     return "" if missing else value
+
+
+def _object_columns(table: Any) -> list[str]:
+    "Return the columns of a table of pandas that may hold tensors."
+    names = [name for name, kind in zip(table.columns, table.dtypes, strict=True) if str(kind) == "object"]
+    return [name for name in names if isinstance(name, str)] if table.columns.is_unique else []
 
 
 def table_text(table: Any) -> str:
     "A table as CSV text. RequestError for something that is no table, or whose columns differ in length."
     check_table(table)
     if hasattr(table, "to_csv"):
-        return table.to_csv(index=False)
+        plain = {name: list(map(_scalar, table[name])) for name in _object_columns(table)}
+        return (table.assign(**plain) if plain else table).to_csv(index=False)
     if isinstance(table, dict):
         lengths = {k: len(v) for k, v in table.items()}
         if len(set(lengths.values())) > 1:

@@ -6,8 +6,11 @@ import random
 from hashlib import sha256
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+from spectrakit.predictions.predictions import table_text
 from spectrakit.predictions.submission import Sample, Sheet, checked, read_sample, sheet_of
 from spectrakit.predictions.submission_file import (
     SubmissionFile,
@@ -150,3 +153,18 @@ def test_a_kill_between_two_writes_leaves_a_record_of_the_file_that_is_there(num
 def test_a_packed_sample_is_read(tmp_path):
     (tmp_path / "sample_submission.csv.gz").write_bytes(gzip.compress(b"id,y\n1,0\n"))
     assert read_sample(tmp_path / "sample_submission.csv.gz").sheet == Sheet(("id", "y"), [["1", "0"]])
+
+
+def as_rows(columns):
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+@pytest.mark.parametrize("form", [pd.DataFrame, dict, as_rows])
+def test_tensors_in_cells_are_their_values(form):
+    columns = {
+        "id": [torch.tensor(1), torch.tensor(2)],
+        "y": [torch.tensor([0.1], requires_grad=True), np.float32(0.2)],
+    }
+    assert table_text(form(columns)) == "id,y\n1,0.1\n2,0.2\n"
+    with pytest.raises(RequestError, match="3 values into one cell"):
+        table_text(form({"id": [1], "y": [torch.zeros(3)]}))
