@@ -7403,6 +7403,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check._rehearsed': ( '40_steps/sanity_check.html#_rehearsed',
                                                                                              'spectrakit/steps/sanity_check.py'),
+                                               'spectrakit.steps.sanity_check._reserve_prediction': ( '40_steps/sanity_check.html#_reserve_prediction',
+                                                                                                      'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check._scored': ( '40_steps/sanity_check.html#_scored',
                                                                                           'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check._second_fits': ( '40_steps/sanity_check.html#_second_fits',

@@ -160,7 +160,7 @@ def _object_columns(table: Any) -> list[str]:
     names = [name for name, kind in zip(table.columns, table.dtypes, strict=True) if str(kind) == "object"]
     return [name for name in names if isinstance(name, str)] if table.columns.is_unique else []
 
-
+# %% ../../nbs/38_predictions/00_predictions.ipynb #a8311df1
 def table_text(table: Any) -> str:
     "A table as CSV text. RequestError for something that is no table, or whose columns differ in length."
     check_table(table)

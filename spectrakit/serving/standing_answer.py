@@ -142,8 +142,7 @@ class StandingAnswer:
             columns = dict(zip(sample.sheet.columns, zip(*sample.sheet.rows, strict=True), strict=False))
             self.values = {name: [_read(text) for text in texts[:_KEPT]] for name, texts in columns.items()}
             self.ids = sample.sheet.columns[: id_columns(sample.sheet)]
-            kinds = {name: {*map(type, values)} for name, values in self.values.items()}
-            self.columns = {name: kind <= {int, float} for name, kind in kinds.items()}
+            self.columns = {name: {*map(type, values)} <= {int, float} for name, values in self.values.items()}
         if self.is_table:
             check_prior(prior, list(self.values))
 

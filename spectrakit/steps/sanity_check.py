@@ -743,6 +743,17 @@ def _nothing_to_predict(task: Any) -> str:
         return f"{name}.test_dataset returned no samples, and predictions are to be made. Return what to predict on."
     return f"{name} has nothing to predict on. Write `test_dataset(cfg)`, or return validation data from `datasets`."
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #348023a6
+def _reserve_prediction(check: SanityCheck, seconds: float) -> None:
+    "Hold back the time that test predictions take, and the start of their process."
+    budget = check.execution.budget
+    budget.observe("predict", seconds)
+    at_once = check.execution.out is not None and check.config.distributed.num_nodes == 1
+    if budget.starts_s and at_once:
+        budget.observe("submit", SUBMIT_S)
+    elif budget.starts_s:  # as this process took to start; a machine that others use may be slower by then
+        budget.observe("start", 1.5 * budget.starts_s + 1)
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #b8aabfc3
 _SHOWN_BY_PREDICTIONS = ("metrics", "metrics_all", "submission", "views")  # a task with one of them will predict
 
@@ -779,12 +790,7 @@ def try_prediction(check: SanityCheck) -> str:
         return "not asked for"
     seconds = _predict_some(check, dataset)
     if budget.ends is not None and (wanted or has_test):
-        budget.observe("predict", made_s + 1.1 * seconds)
-        at_once = check.execution.out is not None and check.config.distributed.num_nodes == 1
-        if budget.starts_s and at_once:
-            budget.observe("submit", SUBMIT_S)
-        elif budget.starts_s:  # as this process took to start; a machine that others use may be slower by then
-            budget.observe("start", 1.5 * budget.starts_s + 1)
+        _reserve_prediction(check, made_s + 1.1 * seconds)
     return f"{len(dataset)} samples, about {seconds:.1f} s"
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #d2871dd3

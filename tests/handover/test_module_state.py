@@ -314,7 +314,7 @@ class Net:
 """
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # left open
 def test_code_of_a_file_that_was_edited_is_as_in_the_notebook(notebook, tmp_path):
     notebook("own_code", CODE)
     (tmp_path / "own_code.py").write_text("# a line more\n" + CODE)
