@@ -28,7 +28,7 @@ TASK = """
 
 
     class Mine(sk.Task):
-        "The first session is asked to stop at its fifth step; with SLOW by a test, which has so many seconds a step."
+        "The first session is asked to stop at its 15th loss, beyond the check; SLOW: so many seconds a step, by a test."
 
         def datasets(self, cfg):
             x = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
@@ -42,7 +42,7 @@ TASK = """
 
         def loss(self, model, batch):
             self.count = getattr(self, "count", 0) + 1
-            if self.count == 5 and not Path(os.environ["SEEN"]).exists():
+            if self.count == 15 and not Path(os.environ["SEEN"]).exists():
                 Path(os.environ["SEEN"]).touch()
                 self.pause_s = float(os.environ.get("SLOW", "0.2"))  # it is looked whether to stop five times a second
                 if "SLOW" not in os.environ:
@@ -201,7 +201,7 @@ def test_a_slurm_job_that_is_told_to_end_saves_is_queued_again_and_goes_on(place
     words = ["bash", "train.sbatch", *BATCH]
 
     first = subprocess.Popen(words, cwd=job, env=environ | {"SLOW": "2"}, stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: Path(variables["SEEN"]).exists() or first.poll() is not None, "the fifth step")
+    wait_for(lambda: Path(variables["SEEN"]).exists() or first.poll() is not None, "the 15th loss")
     first.send_signal(signal.SIGTERM)
     out = first.communicate(timeout=240)[0]
     assert first.returncode == 0 and "to be continued" in out, out
