@@ -28,7 +28,7 @@ TASK = """
 
 
     class Mine(sk.Task):
-        "The first session is asked to stop at its 15th loss, beyond the check; SLOW: so many seconds a step, by a test."
+        "The first session is asked to stop at its 15th loss, beyond the check; SLOW: so many seconds a step."
 
         def datasets(self, cfg):
             x = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
