@@ -157,6 +157,8 @@ def _cell(value: Any) -> Any:
 
 def _object_columns(table: Any) -> list[str]:
     "Return the columns of a table of pandas that may hold tensors."
+    if not all(hasattr(table, name) for name in ("columns", "dtypes", "assign")):
+        return []
     names = [name for name, kind in zip(table.columns, table.dtypes, strict=True) if str(kind) == "object"]
     return [name for name in names if isinstance(name, str)] if table.columns.is_unique else []
 
