@@ -3,9 +3,12 @@ is touched.
 """
 
 import functools
+import gc
 import importlib
+import io
 import os
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -34,11 +37,20 @@ def notebook(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         return importlib.import_module(name)
 
-    before = set(sys.modules)
+    before, opened = set(sys.modules), {id(file) for file in _open_files()}
     yield module
     for name in set(sys.modules) - before:
         if name.startswith("own_"):
             del sys.modules[name]
+    for file in _open_files():
+        if id(file) not in opened:
+            file.close()  # else a later test hears that it was left open
+
+
+def _open_files() -> list[io.FileIO]:
+    "The null devices and temporary files that this process holds open, as the modules of these tests do."
+    files = [each for each in gc.get_objects() if type(each) is io.FileIO and not each.closed]
+    return [file for file in files if str(file.name).startswith((os.devnull, tempfile.gettempdir()))]
 
 
 def _modules_below(folder: Path):
