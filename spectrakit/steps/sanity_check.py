@@ -370,7 +370,10 @@ def read_twice(train: Batches, task: Any, data: Any) -> str | None:
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #3e0c1a02
 def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> None:
-    "RequestError where no parameter of `model` learns in `epoch`; `learned`: whether one did before `on_epoch`."
+    """Raise RequestError if no parameter of `model` learns in `epoch`.
+
+    `check`: has the task. `learned`: whether a parameter learned before `on_epoch` was called.
+    """
     if any(q.requires_grad for q in model.parameters()):
         return
     name = type(check.task).__name__
