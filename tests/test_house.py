@@ -563,7 +563,6 @@ LONG_CELLS = {
     ("40_steps/03_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     ("41_training/00_setup", "prepare"): "what is decided before the first step, in the order in which it is",
     ("41_training/07_loop", "train_steps"): "a whole step read from top to bottom",
-    ("45_jobs/01_lr_range_test", "range_loop"): "a whole sweep read from top to bottom, as the training loop is",
     ("55_view/01_run_state", "Curve"): "one curve: how a point is taken in, and its slices merged",
     ("55_view/01_run_state", "RunState"): "all that a view knows of a run, by groups",
     ("55_view/06_text", "BarView"): "one view: when a bar is opened, drawn and ended",

@@ -618,7 +618,7 @@ def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(trai
     done = first.moments[-1] + 1
     assert 4 <= done < 9
     resumed = train(rest, *words, name="cut", resume=True)
-    assert rest.moments[done - 9 :] == list(range(done, 9)) and rest.told[0][1] == done
+    assert rest.moments[done - 9 :] == list(range(done, 9)) and done in [step for _, step, _ in rest.told]
     assert torch.equal(resumed.weights(), straight.weights())
 
     model = whole.model(None)
