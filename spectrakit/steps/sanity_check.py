@@ -461,8 +461,9 @@ def try_epochs(check: SanityCheck) -> list[str]:
             check.at("on_epoch", f"for epoch {epoch}")
             try:
                 check.task.on_epoch(model, Moment(epoch, epoch * each, total))
-            except Exception:
-                if epoch < epochs:
+            except Exception as error:
+                early = isinstance(error, AttributeError) and error.obj is check.task  # `optimizer` may set it
+                if epoch < epochs and not early:
                     raise
                 break  # a longer run may get there
             if epoch < epochs:
