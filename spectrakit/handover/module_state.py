@@ -36,6 +36,7 @@ from spectrakit.handover.task_pickle import (
     can_pickle,
     culprit,
     description_of,
+    said_if_full,
     write_arrays,
 )
 from ..system.errors import RequestError
@@ -355,7 +356,8 @@ def write_modules(folder: Path, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> N
         folders = list(module.__path__) if hasattr(module, "__path__") else None
         states[name] = ModuleState(os.path.abspath(module.__file__ or ""), folders, content, notes, tokens)
     if states:
-        (folder / "modules.pkl").write_bytes(pickle.dumps(states))
+        with said_if_full(folder, "The values of the notebook's modules"):
+            (folder / "modules.pkl").write_bytes(pickle.dumps(states))
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #ae6ad806
 def _name_of(kind: Any) -> tuple:

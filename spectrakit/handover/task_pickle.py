@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAPPED_FROM_BYTES', 'TaskNotPicklable', 'TaskPickler', 'TaskUnpickler', 'description_of', 'can_pickle', 'culprit',
-           'check_private', 'write_arrays', 'write_task', 'read_task']
+           'check_private', 'write_arrays', 'said_if_full', 'write_task', 'read_task']
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #23a2fcf4
+import contextlib
 import ctypes
 import errno
 import importlib
@@ -408,7 +409,7 @@ def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> No
 
     needed, free = sum(block.nbytes for block in blocks.values()), shutil.disk_usage(folder).free
     if needed > free:
-        raise _no_room(folder, name, f"{needed / 2**30:.1f} GiB", free)
+        raise _no_room(folder, f"The arrays of the task {name}", f"{needed / 2**30:.1f} GiB", free)
     for file_name, block in blocks.items():
         with open(folder / file_name, "xb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": (block.nbytes,)}
@@ -418,16 +419,31 @@ def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> No
 
 
 def _no_room(folder: Path, name: str, needed: str, free: int) -> RequestError:
-    "The sentence about a disk that is too small."
+    "Return the error about a disk that is too small for `name`."
     return RequestError(
-        f"The arrays of the task {name} need {needed} in {folder.parent}, where {free / 2**30:.1f} GiB are free. "
+        f"{name} need {needed} in {folder.parent}, where {free / 2**30:.1f} GiB are free. "
         "Set the environment variable TMPDIR to a folder on a larger disk, or build the arrays inside datasets(cfg)."
     )
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #26c06f94
 def _is_full(error: Exception) -> bool:
-    "Whether a disk, or a person's share of it, is full."
+    "Return whether a disk, or a person's share of it, is full."
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def said_if_full(folder: Path, name: str) -> Iterator[None]:
+    """Raise a RequestError that names the folder and TMPDIR if the disk gets full within this block.
+
+    - `folder`: the job's
+    - `name`: says in the message which data need the room
+    """
+    try:
+        yield
+    except OSError as error:
+        if _is_full(error):
+            raise _no_room(folder, name, "more than there is", shutil.disk_usage(folder).free) from None
+        raise
 
 
 def _not_picklable(task: Any, name: str, error: Exception) -> TaskNotPicklable:
@@ -452,7 +468,7 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
     arrays of this size and more become files (default 64 MiB). TaskNotPicklable where it cannot be pickled,
     RequestError where there is no room.
     """
-    try:
+    with said_if_full(folder, f"The arrays of the task {name}"):
         with open(folder / "task.pkl", "xb") as file:
             pickler = TaskPickler(file, mapped_from_bytes)
             try:
@@ -462,10 +478,6 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
                     raise
                 raise _not_picklable(task, name, error) from None
         write_arrays(folder, pickler.large.blocks, name)
-    except OSError as error:
-        if _is_full(error):
-            raise _no_room(folder, name, "more than there is", shutil.disk_usage(folder).free) from None
-        raise
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #23a2fc12
 def read_task(folder: Path, name: str) -> Any:

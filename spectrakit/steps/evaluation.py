@@ -327,6 +327,12 @@ def _on_all_samples(
         try:
             values = _named_values(task, task.metrics_all(_all_samples(predictions), _all_samples(targets)))
         except Exception as error:
+            if isinstance(predictions[0], Mapping) and "dict" in str(error):
+                raise RequestError(
+                    f"{type(task).__name__}.metrics_all takes the mapping {list(predictions[0])} of `predict`, and "
+                    f"raised {type(error).__name__}: {error}. Take the arrays by name: "
+                    f"`predictions[{next(iter(predictions[0]))!r}]`."
+                ) from error
             if problems is None:
                 raise
             problems.append(f"{type(error).__name__}: {error}".removesuffix(": "))

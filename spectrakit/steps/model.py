@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -95,7 +95,7 @@ def base_of(task: Any, config: Config, model: Any, context: RunContext | None = 
 
 # %% ../../nbs/40_steps/02_model.ipynb #2b26d5f5
 @contextlib.contextmanager
-def learning(model: Any, names: list[str]) -> Iterator[None]:
+def learning(model: Any, names: Sequence[str]) -> Iterator[None]:
     "Within this block the parameters of `model` with these names are trainable."
     frozen = [q for name, q in model.named_parameters() if name in names and not q.requires_grad]
     try:

@@ -641,11 +641,6 @@ def try_evaluation(check: SanityCheck) -> str:
     budget.expect("eval", seconds)
     if problems:
         check.unseen = problems[0]
-        if isinstance(outputs, dict) and check.unseen.startswith(("AttributeError", "TypeError")):
-            raise RequestError(
-                f"{type(check.task).__name__}.metrics_all takes the mapping {list(outputs)} of `predict`, and "
-                f"raised {check.unseen}. Take the arrays by name: `predictions[{next(iter(outputs))!r}]`."
-            )
         text = f"metrics_all could not be tried on the first samples alone ({check.unseen})"
         check.log.write("message", text=text)
     check_finite_metrics(check, batch.data)

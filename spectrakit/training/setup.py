@@ -13,7 +13,7 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -242,7 +242,7 @@ def _finite_buffers(model: Any) -> list:
 
 # %% ../../nbs/41_training/00_setup.ipynb #6832152d
 def make_learner(
-    task: Any, config: Config, context: RunContext, model: Any, steps: int | None, base: FrozenBase | None = None
+    task: Any, config: Config, context: RunContext, model: Any, steps: int | None, later: Sequence[str] = ()
 ) -> Learner:
     """The model with its optimizer, scheduler and averages.
 
@@ -251,13 +251,14 @@ def make_learner(
     - `context`: unwraps the model for the task
     - `model`: prepared, as `context.prepare` returns it
     - `steps`: optimizer steps of the run; None: the sanity check, without scheduler and averages
-    - `base`: what checkpoints leave out (default: nothing)
+    - `later`: names of the parameters that on_epoch lets learn later; the optimizer has them from the start
     """
-    own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
-    if own is not None:
-        check_optimizer(task, context.unwrap(model), own)
-        check_sparse(context.unwrap(model), own)
-    optimizer = own or build_optimizer(context.unwrap(model), config)
+    with learning(context.unwrap(model), later):
+        own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
+        if own is not None:
+            check_optimizer(task, context.unwrap(model), own)
+            check_sparse(context.unwrap(model), own)
+        optimizer = own or build_optimizer(context.unwrap(model), config)
     if config.trainer.gradient_clip_val is not None:
         check_sparse(context.unwrap(model), optimizer, clips=True)
     base_lrs = [
@@ -278,7 +279,6 @@ def make_learner(
         [q.detach().clone() for q in (*params, *buffers)] if averages else None,
         interval_of(scheduler, config),
         buffers,
-        base=base,
     )
 
 # %% ../../nbs/41_training/00_setup.ipynb #8bda2bd7
@@ -589,8 +589,9 @@ def prepare(
     planned = None if training_only else steps
 
     def learner_of(owner: Any, model: Any) -> Learner:
-        with learning(context.unwrap(model), check.thawed):
-            return make_learner(owner, config, context, model, planned, base)
+        learner = make_learner(owner, config, context, model, planned, check.thawed)
+        learner.base = base
+        return learner
 
     again = None if training_only else NextProcess(arrived, found_values, first, learner_of)
     check = SanityCheck(

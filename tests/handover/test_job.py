@@ -620,6 +620,10 @@ def test_a_disk_that_fills_up_on_the_way_is_a_sentence(job, tmp_path, monkeypatc
     monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
     with pytest.raises(RequestError, match="need more than there is in .* GiB are free.*TMPDIR"):
         write_job(job, Holds(x=np.zeros(9999)), mapped_from_bytes=BIG)
+    monkeypatch.undo()
+    monkeypatch.setattr("spectrakit.handover.module_state.pickle.dumps", full)
+    with pytest.raises(RequestError, match="modules need more than there is in .* GiB are free.*TMPDIR"):
+        write_job(job, Holds(x=np.zeros(9)), tmp_path)
     assert not list(tmp_path.glob("spectrakit-job-*"))
 
 

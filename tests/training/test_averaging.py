@@ -333,3 +333,19 @@ def test_a_parameter_that_thaws_joins_the_moving_averages_with_its_value_of_that
         train(LaterThawed(), *words, ends, name=name)
         parts = train(LaterThawed(), *words, name=name, resume=True)
         assert torch.equal(parts.weights(ema=True), whole.weights(ema=True))
+
+
+class ThawedByDefault(LaterThawed):
+    "The built-in optimizer, which takes what learns."
+
+    optimizer = None
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_longer_run_lets_more_parameters_join_the_optimizer_of_a_resumed_one(train, epochs):
+    words = ("data.batch_size=5", "training.ema_decay=0.6", "optimizer.name=adamw")
+    whole = train(ThawedByDefault(), *words, "trainer.max_epochs=3", name="whole")
+    train(ThawedByDefault(), *words, f"trainer.max_epochs={epochs}", name="parts")
+    parts = train(ThawedByDefault(), *words, "trainer.max_epochs=3", name="parts", resume=True)
+    assert torch.equal(parts.weights(), whole.weights())
+    assert torch.equal(parts.weights(ema=True), whole.weights(ema=True))

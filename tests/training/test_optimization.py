@@ -648,24 +648,29 @@ def test_momentum_begins_where_a_layer_thaws(train):
     torch.testing.assert_close(run.weights(), vector(model), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "does, says",
-    [
-        (lambda task, model: model.requires_grad_(False), "Changes.on_epoch froze every parameter that the optimizer"),
-        (
-            lambda task, model: task.made.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
-            "Changes.on_epoch left the optimizer with 2 groups of parameters, and it began with 1",
-        ),
-    ],
-)
-def test_an_epoch_that_could_train_nothing_or_has_other_groups_is_said(train, does, says):
-    class Changes(Rated):
-        def on_epoch(self, model, moment):
-            if moment.epoch == 1:
-                does(self, model)
+class Changed(Rated):
+    def on_epoch(self, model, moment):
+        if moment.epoch == 1:
+            self.change(model)
 
-    run = train(Changes(), "data.batch_size=8", "trainer.max_epochs=2")
-    assert run.status == "failed" and says in run.reason
+
+def test_an_epoch_that_would_train_nothing_is_refused_before_the_first_step(train):
+    class Frozen(Changed):
+        def change(self, model):
+            model.requires_grad_(False)
+
+    with pytest.raises(RequestError, match="on_epoch froze every parameter, so that epoch 1 would train nothing"):
+        train(Frozen(), "data.batch_size=8", "trainer.max_epochs=2")
+
+
+def test_an_epoch_with_other_groups_of_parameters_is_said(train):
+    class Grouped(Changed):
+        def change(self, model):
+            self.made.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+    run = train(Grouped(), "data.batch_size=8", "trainer.max_epochs=2")
+    said = "Grouped.on_epoch left the optimizer with 2 groups of parameters, and it began with 1"
+    assert run.status == "failed" and said in run.reason
 
 
 def test_what_thaws_and_is_nobodys_is_named(train):
