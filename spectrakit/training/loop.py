@@ -123,6 +123,10 @@ from ..watchdog.budget import Budget, describe_budget, hurry, kill_at, reserved_
 # %% ../../nbs/41_training/07_loop.ipynb #23a2fc01
 def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one function in which a whole step can be read
     "Train until the end or a stop: (status, reason). Every rank runs it, over its share of each step."
+    s.context.heartbeat.begin(s.progress.step)
+    s.timing.began = time.monotonic(), s.progress.step
+    if (overdue := overdue_evaluation(s)) is not None:
+        return overdue
     c, p, schedule, record, requests = s.config, s.progress, s.schedule, s.record, s.requests
     model, optimizer, averages = s.learner.model, s.learner.optimizer, s.learner.ema
     plan, saving, pace, scaler, heartbeat = s.data.plan, s.saving, s.timing.pace, s.context.scaler, s.context.heartbeat
@@ -134,11 +138,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
     interval = s.learner.interval if s.learner.scheduler is not None else None
     owned, unowned, bound = s.learner.owned, s.learner.unowned, gradient_clip(c.trainer.gradient_clip_algorithm)
     watch_buffers(s)
-    heartbeat.begin(p.step)
-    s.timing.began = time.monotonic(), p.step
-    due, step_began, ending = next_due(s), time.monotonic(), overdue_evaluation(s)
-    if ending is not None:
-        return ending
+    due, step_began, ending = next_due(s), time.monotonic(), None
     window_logs: dict[str, tuple]
     while p.step < schedule.total_steps:
         window_loss, window_weight, window_logs = 0.0, None, {}
@@ -354,6 +354,8 @@ def overdue_evaluation(s: TrainState) -> tuple[str, str] | None:
     """
     if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"):
         return None
+    if s.progress.window:
+        begin_epoch(s)  # in the middle of an epoch: `on_epoch` may have set data and modes for it
     improved = evaluate_now(s)
     save_wanted(s, improved, improved)
     return stops_early(s)

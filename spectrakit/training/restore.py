@@ -277,8 +277,8 @@ def regrouped(state: dict, before: list[list], today: list[list], later: set[str
     - `before`, `today`: the names of the parameters in each group, then and now
     - `later`: names of parameters that do not learn yet, which may join or leave the groups
     """
-    pairs = zip(before, state["param_groups"], strict=True)
-    numbers = {name: n for names, group in pairs for name, n in zip(names, group["params"], strict=True)}
+    kept_in = zip(before, state["param_groups"], strict=True)
+    numbers = {name: n for names, group in kept_in for name, n in zip(names, group["params"], strict=True)}
     now = {name: n for n, name in enumerate(name for names in today for name in names)}
     kept = {now[name]: state["state"][n] for name, n in numbers.items() if name in now and n in state["state"]}
     if not now.keys() ^ numbers.keys() <= later or len(before) != len(today) or len(kept) != len(state["state"]):

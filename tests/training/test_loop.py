@@ -670,6 +670,41 @@ def test_a_last_evaluation_after_a_stop_is_made_where_it_is_short(train, seconds
     assert next(text for text in run.column("message", "text") if "after the stop" in text).startswith(said)
 
 
+class KnowsEpoch(Exact):
+    "Its metric is the epoch that `on_epoch` was told."
+
+    epoch = -1
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_epoch(self, model, moment):
+        self.epoch = moment.epoch
+
+    def loss(self, model, batch, moment=None):
+        self.losses += [moment.step] if moment and moment.step else []
+        return super().loss(model, batch)
+
+    def metrics(self, outputs, batch):
+        return {"epoch": (self.epoch * len(outputs), len(outputs))}
+
+
+def test_an_overdue_evaluation_in_the_middle_of_an_epoch_belongs_to_that_epoch(train):
+    budget, task = Budget(TimeLimit(None, 0.0, "none")), KnowsEpoch()
+    words = ("data.batch_size=6", "trainer.max_epochs=3", "trainer.val_check_interval=0.5")  # 4 steps an epoch
+
+    def stop():
+        budget.observe("eval", 40.0)  # no time for one after the stop
+        return 5 in task.losses
+
+    first = train(task, *words, name="cut", stop=stop, budget=budget)
+    assert first.events[-1]["step"] == 6 and first.column("eval", "step") == [2, 4]
+    rest = train(KnowsEpoch(), *words, name="cut", resume=True)
+    found = {event["step"]: event["metrics"]["val_epoch"] for event in rest.events if event["type"] == "eval"}
+    assert found == {2: 0, 4: 0, 6: 1, 8: 1, 10: 2, 12: 2}
+
+
 def test_every_checkpoint_of_a_run_verifies_and_no_more_are_kept_than_asked(train):
     run = train(
         Scored([5, 1, 2, 3, 4, 5]),
