@@ -8,6 +8,7 @@ __all__ = ['Source', 'source_of', 'check_together', 'Blend', 'blend']
 # %% ../../nbs/60_api/09_blend.ipynb #4a7fea73
 import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -35,9 +36,9 @@ from ..data.fingerprint import fingerprint_change
 from ..data.folds import read_folds
 from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
-from ..predictions.ensemble import ids_in, match_rows
+from ..predictions.ensemble import match_rows
 from ..predictions.prediction_spool import load_arrays, read_facts, stored_arrays
-from ..predictions.predictions import Predicted, lengths_of
+from ..predictions.predictions import Predicted, ids_in, lengths_of
 from ..predictions.submission_file import check_is_csv
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
@@ -152,21 +153,24 @@ def _tests_in(
 def _sources(given: Sequence[Any]) -> list[Source]:
     "What all give, where they stand one by one, or in a list."
     alone = given[0] if len(given) == 1 else None
-    return [source_of(each) for each in (alone if isinstance(alone, (list, tuple)) else given)]
+    found = [source_of(each) for each in (alone if isinstance(alone, (list, tuple)) else given)]
+    names = Counter(source.name for source in found)
+    for place in range(len(found) - 1, 0, -1):
+        if (count := names[found[place].name]) > 1:  # the same twice, or one of that name in another folder
+            names[found[place].name] -= 1
+            found[place] = replace(found[place], name=f"{found[place].name} ({count})")
+    return found
 
 # %% ../../nbs/60_api/09_blend.ipynb #d5304674
-def _names_differ(sources: Sequence[Source]) -> None:
-    "RequestError where there are less than two sources, or one of them stands there twice."
+def _are_several(sources: Sequence[Source]) -> None:
+    "RequestError if there are less than two sources."
     if len(sources) < 2:
         raise RequestError("A blend needs two models or more. Pass several cross-validations.")
-    names = [each.name for each in sources]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError(f"{twice} is given twice. Name each cross-validation once.")
 
 
 def check_together(sources: Sequence[Source]) -> None:
     "RequestError where the sources were not made on the same samples with the same folds."
-    _names_differ(sources)
+    _are_several(sources)
     first = sources[0]
     for other in sources[1:]:
         pair = f"{first.name} and {other.name}"
@@ -570,7 +574,7 @@ def blend(
     RequestError where they do not belong together.
     """
     sources = _sources(given)
-    _names_differ(sources)
+    _are_several(sources)
     samples = sources[0].outputs
     sources, which, fewer = _training_joined(sources)
     sources, fewer_tests, notes = _tests_joined(sources)

@@ -54,9 +54,9 @@ from ..handover.job import load_task, with_task
 from ..handover.request import new_request
 from ..jobs.mean_submission import MeanSubmission
 from ..jobs.replay import Replayed, score_of_predictions
-from ..predictions.ensemble import Together, ids_in, mean_of_models
+from ..predictions.ensemble import Together, mean_of_models
 from ..predictions.prediction_spool import load_arrays, read_facts, save_arrays
-from ..predictions.predictions import Predicted, lengths_of
+from ..predictions.predictions import Predicted, ids_in, lengths_of
 from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
 from ..runs.groups import DONE

@@ -19,6 +19,9 @@ _FLAGS = (
     "backends.cudnn.benchmark_limit",
     "backends.cudnn.deterministic",
     "backends.cudnn.allow_tf32",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_fp16_accumulation",
     "backends.mkldnn.enabled",
     "utils.deterministic.fill_uninitialized_memory",
 )
@@ -30,6 +33,8 @@ _CALLS = {  # name of the function that tells → of the one that sets
     "backends.cuda.flash_sdp_enabled": "backends.cuda.enable_flash_sdp",
     "backends.cuda.mem_efficient_sdp_enabled": "backends.cuda.enable_mem_efficient_sdp",
     "backends.cuda.math_sdp_enabled": "backends.cuda.enable_math_sdp",
+    "backends.cuda.cudnn_sdp_enabled": "backends.cuda.enable_cudnn_sdp",
+    "backends.cuda.fp16_bf16_reduction_math_sdp_allowed": "backends.cuda.allow_fp16_bf16_reduction_math_sdp",
 }
 
 
@@ -56,7 +61,8 @@ def torch_settings() -> dict[str, Any]:
     for path in (*_FLAGS, *_CALLS):
         with contextlib.suppress(AttributeError, RuntimeError):  # an older torch; old and new words for TF32 mixed
             value = _part(torch, path)
-            found[path] = value() if callable(value) else value
+            value = value() if callable(value) else value
+            found[path] = list(value) if isinstance(value, tuple) else value
     return found
 
 # %% ../../nbs/49_handover/06_torch_settings.ipynb #3c029de4
@@ -89,7 +95,7 @@ def _set(torch: Any, name: str, value: Any) -> None:
         _part(torch, _CALLS[name])(value)
     else:
         holder, _, last = name.rpartition(".")
-        setattr(_part(torch, holder), last, value)
+        setattr(_part(torch, holder), last, tuple(value) if isinstance(value, list) else value)
 
 
 def applied_settings() -> dict[str, Any]:

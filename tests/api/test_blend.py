@@ -167,8 +167,9 @@ def test_classes_are_blended_in_every_form_that_predictions_have(here):
     assert scores["log_loss"].score == pytest.approx(log_loss(targets, values, labels=[0, 1]), abs=1e-6)
     assert scores["accuracy"].score == ((scores["accuracy"].values > 0.5) == targets).mean()
     assert scores["mae"].score == pytest.approx(np.abs(scores["mae"].values - targets).mean(), abs=1e-6)
-    with pytest.raises(RequestError, match="given twice"):
-        sk.blend(single[0], single[0])
+    twice, name = sk.blend(single[0], single[0], method="greedy"), single[0].path.name
+    assert twice.names == (name, f"{name} (2)")
+    np.testing.assert_allclose(twice.values, single[0].values, rtol=1e-6)
     labels = made("+task.labels=true", "folds.kind=time")  # kept with NaN, and so with a point
     with pytest.raises(RequestError, match="predicted whole numbers"):
         sk.blend(labels, single[0])

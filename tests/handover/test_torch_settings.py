@@ -13,6 +13,8 @@ torch.set_default_dtype(torch.float64)
 torch.set_float32_matmul_precision("medium")
 torch.use_deterministic_algorithms(True)
 torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+torch.backends.cuda.enable_cudnn_sdp(False)
 torch.set_num_threads(7)
 torch.set_num_interop_threads(3)
 torch.set_default_device("meta")  # what was asked of a GPU is never made in this process
@@ -23,8 +25,10 @@ class T(sk.Task):
     def loss(self, model, batch):
         seen = [str(torch.get_default_dtype()), torch.get_float32_matmul_precision(), torch.get_num_threads(),
                 torch.get_deterministic_debug_mode(), torch.backends.cudnn.deterministic,
-                torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.get_num_interop_threads()]
-        assert seen == ["torch.float64", "medium", 7, 2, True, False, False, 3], seen
+                torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.get_num_interop_threads(),
+                torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+                torch.backends.cuda.cudnn_sdp_enabled()]
+        assert seen == ["torch.float64", "medium", 7, 2, True, False, False, 3, False, False], seen
         return model(batch[0]).mean()
 SHORT = "trainer.accelerator=cpu", "trainer.max_epochs=1", "data.micro_batch_size=16"
 run = sk.fit(T(), *SHORT, *sys.argv[1:], show=False)
