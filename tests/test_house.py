@@ -526,8 +526,10 @@ LONG_CELLS = {
     ("61_serving/01_answering", "Answers"): "a state machine with one entry, each of whose steps is a short method",
     ("61_serving/02_inference_server", "serve"): "what a server is begun with: six arguments, each explained",
     ("60_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
-    ("60_api/07_cross_validation", "cross_validate"): "what folds are begun with: eight arguments, each explained",
-    ("71_tuning/07_search", "search"): "what a search is begun with: eight arguments, each explained",
+    ("60_api/07_cross_validation", "cross_validate"): "what folds are begun with: nine arguments, each explained",
+    ("71_tuning/07_search", "search"): "what a search is begun with: nine arguments, each explained",
+    ("60_api/07_cross_validation", "Folding"): "the state of what is under way: a table of fields, and short methods",
+    ("71_tuning/05_search_loop", "Search"): "the state of what is under way: a table of fields, and short methods",
     (
         "60_api/07_cross_validation",
         "CrossValidation",

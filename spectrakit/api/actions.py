@@ -50,6 +50,7 @@ from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
 from ..predictions.submission_file import SubmissionState, check_is_csv, read_record, record_stream
 from ..runs.events import EventLog, log_file, write_metrics_csv
+from ..runs.groups import check_made_here
 from ..runs.history import outline, read_overview
 from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
@@ -459,9 +460,13 @@ def _predict(
     return _taken(outcome, run.path.name, folder, table)
 
 # %% ../../nbs/60_api/02_actions.ipynb #f3f0e325
-def _runs_of(given: Any) -> list[Run]:
-    "The runs that one of `runs` stands for. RequestError where it holds none."
+def _runs_of(given: Any, trust: bool) -> list[Run]:
+    """The runs that one of `runs` stands for. RequestError where it holds none.
+
+    `trust`: whether those are among them that were not named one by one, and not made here.
+    """
     if hasattr(given, "runs"):
+        check_made_here((run.path for run in given.runs), trust or getattr(given, "trusted", False))
         return list(given.runs)
     if isinstance(given, Run):
         return [given]
@@ -474,6 +479,7 @@ def _runs_of(given: Any) -> list[Run]:
         raise RequestError(f"There is no run in {str(path)!r}{unread_text(unread)}. `spectrakit runs` lists the runs.")
     if unread:
         warnings.warn(f"{len(runs)} runs were found in {str(path)!r}{unread_text(unread)}.", stacklevel=2)
+    check_made_here((run.path for run in runs), trust)
     return runs
 
 
@@ -495,9 +501,10 @@ def _weights_of(how: Any, count: int) -> list[float]:
     return weights
 
 # %% ../../nbs/60_api/02_actions.ipynb #c8f5d1a2
-def weighed_runs(runs: Any, how: Any) -> list[tuple[Run, float]]:
+def weighed_runs(runs: Any, how: Any, trust: bool = False) -> list[tuple[Run, float]]:
     """Each run that `runs` stands for, with its weight by `how`, both as in `predict`; what weighs nothing is left out.
 
+    `trust`: whether folders may hold runs that were not made here (default False).
     RequestError where `runs` is no list of runs, or `how` does not fit them.
     """
     if isinstance(runs, (str, bytes)) or not isinstance(runs, Sequence):
@@ -506,7 +513,7 @@ def weighed_runs(runs: Any, how: Any) -> list[tuple[Run, float]]:
         )
     if not runs:
         raise RequestError("There are no runs to predict with: runs=[] is empty.")
-    groups = list(zip(map(_runs_of, runs), _weights_of(how, len(runs)), strict=True))
+    groups = list(zip((_runs_of(each, trust) for each in runs), _weights_of(how, len(runs)), strict=True))
     return [(run, weight / len(group)) for group, weight in groups for run in group if weight]
 
 
@@ -522,7 +529,7 @@ def _predict_together(
     task: Any, runs: Sequence[Any], words: Sequence[str], out: str | Path | None, how: Any, trust: bool
 ) -> Predictions:
     "Predict with several runs, whose settings `words` change, and average."
-    each = weighed_runs(runs, how)
+    each = weighed_runs(runs, how, trust)
     settings = [settings_to_use(run, task, trust, words) for run, _ in each]
     task, table = resolve_task(each[0][0], task, settings[0]), None if out is None else Path(out)
     if table is not None:
@@ -731,8 +738,8 @@ def predict(
     left out
     - `how`: mean, rank, geometric, or vote (for labels); or a weight for each of `runs`, such as `sk.blend` has learned
     - `out`: a file for the task's table as CSV, which is there from the beginning (default None: none)
-    - `trust`: whether code that the settings name is imported also where the run was not made here (default False: see
-    `sk.trust`)
+    - `trust`: whether code that the settings name is imported also where the run was not made here, and a folder in
+    `runs` may hold such runs (default False: see `sk.trust`)
 
     RequestError where that cannot be done; RuntimeError where predicting failed.
     """

@@ -40,6 +40,7 @@ from ..predictions.ensemble import match_rows
 from ..predictions.prediction_spool import load_arrays, read_facts, stored_arrays
 from ..predictions.predictions import Predicted, ids_in, lengths_of
 from ..predictions.submission_file import check_is_csv
+from ..runs.groups import check_made_here
 from ..runs.run_dir import missing_files
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
@@ -110,8 +111,23 @@ def _check_has_mean(name: str, predicted: Predicted, runs: Sequence[Path]) -> No
             )
 
 # %% ../../nbs/60_api/09_blend.ipynb #56ffc90a
-def source_of(given: CrossValidation | Path | str) -> Source:
-    "What a cross-validation, or its folder, gives to a blend. RequestError where it is not complete."
+def _tests_in(
+    path: Path, outputs: Iterable[str]
+) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any] | None]:
+    "(the test predictions, their ids, what is known of the test samples) of a cross-validation."
+    if not (file := path / "predictions.npz").is_file():
+        return None, {}, None
+    arrays = load_arrays(file)
+    test = {name: arrays[name] for name in outputs if name in arrays}
+    return test or None, ids_in(arrays), read_facts(file).get("data")
+
+# %% ../../nbs/60_api/09_blend.ipynb #7664d1d1
+def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Source:
+    """What a cross-validation, or its folder, gives to a blend.
+
+    `trust`: whether it is used also where it, or a run in it, was not made here (default False).
+    RequestError where it is not complete, or not made here.
+    """
     if not isinstance(given, (CrossValidation, str, Path)):
         raise RequestError(
             f"A blend takes cross-validations, and a {type(given).__name__} was given. Pass what sk.cross_validate "
@@ -122,6 +138,7 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     if not isinstance(status := facts.get("status"), str):
         raise RequestError(f"{str(path)!r} is no cross-validation. Name what sk.cross_validate returned.")
     runs = [path / Path(run).parent.name / Path(run).name for run in kept_runs(facts)]
+    check_made_here([path, *runs], trust or getattr(given, "trusted", False))
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")
     if not zipfile.is_zipfile(path / "out_of_fold.npz"):
@@ -138,22 +155,11 @@ def source_of(given: CrossValidation | Path | str) -> Source:
     run = next(iter(runs), None)
     return Source(path.name, outputs, predicted.targets, held, division, ids_in(arrays), test, test_ids, data, run)
 
-
-def _tests_in(
-    path: Path, outputs: Iterable[str]
-) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any] | None]:
-    "(the test predictions, their ids, what is known of the test samples) of a cross-validation."
-    if not (file := path / "predictions.npz").is_file():
-        return None, {}, None
-    arrays = load_arrays(file)
-    test = {name: arrays[name] for name in outputs if name in arrays}
-    return test or None, ids_in(arrays), read_facts(file).get("data")
-
 # %% ../../nbs/60_api/09_blend.ipynb #a5b3a718
-def _sources(given: Sequence[Any]) -> list[Source]:
+def _sources(given: Sequence[Any], trust: bool) -> list[Source]:
     "What all give, where they stand one by one, or in a list."
     alone = given[0] if len(given) == 1 else None
-    found = [source_of(each) for each in (alone if isinstance(alone, (list, tuple)) else given)]
+    found = [source_of(each, trust) for each in (alone if isinstance(alone, (list, tuple)) else given)]
     names = Counter(source.name for source in found)
     for place in range(len(found) - 1, 0, -1):
         if (count := names[found[place].name]) > 1:  # the same twice, or one of that name in another folder
@@ -562,6 +568,7 @@ def blend(
     mode: str | None = None,
     task: Any = None,
     predict: str | Path | None = None,
+    trust: bool = False,
 ) -> Blend:
     """Learn how much weight each of several cross-validations gets, and blend their test predictions.
 
@@ -570,10 +577,11 @@ def blend(
     - `metric`: a name ('rmse', 'mse', 'mae', 'log_loss', 'accuracy', 'auc') or a function of predictions and targets
       (default: accuracy for classes, rmse for all else); `mode`: 'min' or 'max', for a function
     - `predict`: a file for the table that `task` writes; it holds the plain mean until weights are learned
+    - `trust`: whether cross-validations are used that were not made here (default False)
 
     RequestError where they do not belong together.
     """
-    sources = _sources(given)
+    sources = _sources(given, trust)
     _are_several(sources)
     samples = sources[0].outputs
     sources, which, fewer = _training_joined(sources)
@@ -588,8 +596,6 @@ def blend(
     made = _learned(sources, chosen, direction, name, _methods(method, sources, chosen))
     left_out = "; ".join(filter(None, (*fewer, *fewer_tests, made.left_out)))
     values = {n: _spread(nested, which, samples[n]) for n, nested in made.values.items()}
-    test = made.test
-    made = replace(made, values=_plain(values), test=_plain(test), left_out=left_out, notes=tuple(notes))
     if table is not None:
-        table.put({**made.ids, **(test or {})}, left_out)
-    return made
+        table.put({**made.ids, **(made.test or {})}, left_out)
+    return replace(made, values=_plain(values), test=_plain(made.test), left_out=left_out, notes=tuple(notes))

@@ -61,7 +61,7 @@ from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
 from ..runs.groups import DONE
 from ..runs.history import follow
-from ..runs.run_dir import check_links
+from ..runs.run_dir import GROUP_ORIGIN, check_links
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
@@ -83,6 +83,7 @@ class CrossValidation:
     - `ids`: what says which training sample is which, by name, where the batches have names
     - `test`: the mean over the folds of the test data's predictions, by name; empty without test data
     - `test_missing`: what has no mean, such as lists of boxes, and so is not in `test`
+    - `trusted`: whether folds may be used that were not made here
     """
 
     path: Path
@@ -98,6 +99,7 @@ class CrossValidation:
     score_missing: str = ""
     ids: dict[str, Any] = field(default_factory=dict)
     test_missing: str = ""
+    trusted: bool = False
 
     @property
     def scores(self) -> tuple[float, ...]:
@@ -398,13 +400,16 @@ def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: 
     return _mean_score(trials, joined["sizes"])
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #95320967
-def copied(path: Path, to: Path) -> Path:
-    "Copy a cross-validation to the folder `to`; checkpoints of folds that are done stay where they are."
-    for name in (SETTINGS, FOLDS, FACTS):
+def copied(path: Path, to: Path, trust: bool = False) -> Path:
+    """Copy a cross-validation to the folder `to`; checkpoints of folds that are done stay where they are.
+
+    `trust`: whether runs are copied that were not made here (default False).
+    """
+    for name in (SETTINGS, FOLDS, FACTS, GROUP_ORIGIN):
         if (path / name).is_file() and is_inside(path, path / name):
             shutil.copyfile(path / name, to / name)
     for folder in sorted(path.glob("fold-*")):
-        run = run_to_go_on_with(folder)
+        run = run_to_go_on_with(folder, trust)
         if run is None:
             continue
         check_links(run.path)
@@ -487,6 +492,7 @@ class Folding:
     table: MeanSubmission | None = None  # of the test data, where one is asked for
     table_error: str = ""  # why it could not be written
     stopped: str = ""  # how it ends where no run is begun any more
+    trust: bool = False  # whether runs are taken that were not made here
 
     @property
     def total(self) -> int:
@@ -508,9 +514,14 @@ class Folding:
             print(text, flush=True)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #4bc13fd4
+def _known_run(f: Folding, number: int) -> Run | None:
+    "The run `number` that was begun and goes on, or is done; None where there is none."
+    return run_to_go_on_with(f.folder(number), f.trust)
+
+
 def _may_begin(f: Folding, number: int) -> bool:
     "Whether the run `number` can end in time, or is done; says where not."
-    left_s, known = f.left_s, run_to_go_on_with(f.folder(number))
+    left_s, known = f.left_s, _known_run(f, number)
     longest = max((trial.seconds for trial in f.made.values() if trial.seconds > 1), default=0.0)
     if left_s is None or longest <= left_s or (known is not None and known.status in DONE):
         return True
@@ -585,7 +596,7 @@ def _in_turn(f: Folding) -> None:
     for number in range(f.total):
         if not _may_begin(f, number):
             return
-        _take_or_end(f, number, partial(run_single_trial, _config_at(f, number, 0), task=f.task))
+        _take_or_end(f, number, partial(run_single_trial, _config_at(f, number, 0), task=f.task, trust=f.trust))
         if f.stopped:
             return
 
@@ -639,7 +650,8 @@ def _fill(f: Folding, threads: list[ThreadPoolExecutor], waiting: list[int], run
             f.stopped = "out_of_time"
             return
         number = waiting.pop(0)
-        running[place] = number, threads[place].submit(run_single_trial, _config_at(f, number, place), task=f.task)
+        config = _config_at(f, number, place)
+        running[place] = number, threads[place].submit(run_single_trial, config, task=f.task, trust=f.trust)
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #14a6711a
 def _side_by_side(f: Folding) -> None:
@@ -706,7 +718,7 @@ def _may_stack(f: Folding) -> bool:
         return False
     if f.itself:  # all at once they would share the data of the first, and so what it holds out
         return False
-    known = [run_to_go_on_with(f.folder(number)) for number in range(f.total)]
+    known = [_known_run(f, number) for number in range(f.total)]
     return not any(run is not None and run.status in DONE for run in known)
 
 
@@ -719,7 +731,7 @@ def _all_at_once(f: Folding) -> bool:
     configs, began = [_config_at(wide, number, 0) for number in range(f.total)], time.monotonic()
     try:
         with _plan_first(f, f.total):
-            status, reason = train_stacked(f.task, f.path, configs, f.places.count, asked)
+            status, reason = train_stacked(f.task, f.path, configs, f.places.count, asked, f.trust)
     except RequestError as refused:
         _keep_facts(f, one_by_one=str(refused))
         if asked:
@@ -739,8 +751,8 @@ def _collect(f: Folding, status: str, seconds: float) -> None:
     f.say(f"{f.path.name}: {f.total} runs at once, {short_time(seconds)}")
     for number in range(f.total):
         if status == "completed":
-            result = run_single_trial(_config_at(f, number, 0), task=f.task)
-        elif (run := run_to_go_on_with(f.folder(number))) is not None:
+            result = run_single_trial(_config_at(f, number, 0), task=f.task, trust=f.trust)
+        elif (run := _known_run(f, number)) is not None:
             result = result_of(run, each_s)
         else:
             continue
@@ -748,13 +760,22 @@ def _collect(f: Folding, status: str, seconds: float) -> None:
     f.stopped = "" if status == "completed" else status
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #79098e82
-def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> Folding:
+def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trust: bool) -> Folding:
     "The cross-validation in `path`, before its first run."
     request = new_request(config)
     writes = request.place is None or request.place.rank == 0
     facts = {**cv_facts(path), "status": "running", "reason": ""}
     f = Folding(
-        task, config, path, itself, Places(((),), None, None, ""), request.ends, show, known=facts, writes=writes
+        task,
+        config,
+        path,
+        itself,
+        Places(((),), None, None, ""),
+        request.ends,
+        show,
+        known=facts,
+        writes=writes,
+        trust=trust or not writes,  # another machine may have another key: rank 0 decides
     )
     if request.place is not None:
         return f  # a launcher has started this process, and those that are beside it
@@ -766,7 +787,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool) -> F
     _keep_facts(f, fallback=facts.get("fallback") or "", processes=choice, total=f.total)
     return f
 
-
+# %% ../../nbs/60_api/07_cross_validation.ipynb #cfbd00d3
 def _train_folds(f: Folding) -> None:
     "Train until all is done, one run does not end well, or the time is over."
     if f.places.count > 1:
@@ -987,7 +1008,7 @@ def _gather(f: Folding, status: str) -> CrossValidation:
             f.say("the score is that of evaluations, which look at each sample once; predictions are means over views")
     values = _or_none(columns.values), columns.targets
     cv = CrossValidation(
-        path, status, metric, trials, folds, score, *values, test, single, missing, columns.ids, test_missing
+        path, status, metric, trials, folds, score, *values, test, single, missing, columns.ids, test_missing, f.trust
     )
     _keep_facts(f, **summary_of(cv))
     return cv
@@ -1048,6 +1069,7 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
     resume: str | Path | None = None,
     predict: str | Path | None = None,
     show: bool = True,
+    trust: bool = False,
     on_error: str | None = None,
 ) -> CrossValidation:
     """Train once for each part of the training samples, which is held out meanwhile, and put the predictions together.
@@ -1060,6 +1082,8 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
     - `predict`: a file for the table of the test predictions' mean, which is there from the beginning and holds the
     mean of the folds that are done (default: none)
     - `show`: print a line for each fold, and whether the others fit into the time (default: True)
+    - `trust`: whether `resume` takes folds that were not made here, such as those of an attached output (default: they
+    are trained again)
     - `on_error`: 'return' or 'raise' where a fold fails, as for `fit` (default: 'raise' in a batch run without
     `predict`)
 
@@ -1073,10 +1097,11 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
             check_test_prediction(task, config, predict)
         itself = _divides_itself(task, config)
         name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-        path = open_folder(config, name, ManyFolders("cv", copied, lambda folder: None), resume)
+        folders = ManyFolders("cv", partial(copied, trust=trust), lambda folder: None, trust)
+        path = open_folder(config, name, folders, resume)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
     with interrupt_says(f"stopped before the first fold: {goes_on}"):
-        f = _begin(task, config, path, itself, show)
+        f = _begin(task, config, path, itself, show, trust)
         if predict is not None and f.writes:
             made = load_task(task) if isinstance(task, str) else task
             f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
@@ -1087,7 +1112,8 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
 # %% ../../nbs/60_api/07_cross_validation.ipynb #bed38d81
 def _opened_trial(folder: Path, kept: Mapping[str, dict[str, Any]]) -> TrialResult | None:
     "The run of one fold, and of one seed; None where none was begun."
-    run = run_to_go_on_with(folder) or next(iter(list_runs(folder)), None)
+    found = (run_to_go_on_with(folder), run_to_go_on_with(folder, trust=True), *list_runs(folder))
+    run = next(filter(None, found), None)
     if run is None:
         return None
     file = run.path / "out_of_fold.npz"
@@ -1104,8 +1130,11 @@ def _arrays_in(path: Path, name: str) -> dict[str, Any]:
     return load_arrays(file) if is_inside(path, file) and zipfile.is_zipfile(file) else {}
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #16cb64b1
-def open_cross_validation(path: Path | str) -> CrossValidation:
-    "The cross-validation in the folder `path`, as it stands. RequestError where there is none."
+def open_cross_validation(path: Path | str, trust: bool = False) -> CrossValidation:
+    """The cross-validation in the folder `path`, as it stands. RequestError where there is none.
+
+    `trust`: whether a blend may use what was not made here (default False). Opening it executes nothing in either case.
+    """
     folder = checked_path(path, "The folder of a cross-validation")
     facts = cv_facts(folder)
     if not isinstance(facts.get("status"), str):
@@ -1132,4 +1161,5 @@ def open_cross_validation(path: Path | str) -> CrossValidation:
         str(facts.get("score_missing") or facts.get("reason") or ""),
         columns.ids,
         str(facts.get("test_missing") or ""),
+        trust,
     )

@@ -34,12 +34,21 @@ from ..handover.request import RunRequest, new_request
 from ..launch.launcher import launch
 from ..predictions.held_out import divides_itself
 from ..runs.events import EventReader
-from ..runs.groups import DONE
+from ..runs.groups import DONE, check_made_here, foreign_members
 from ..runs.history import follow, log_size, outline
 from ..runs.resume_changes import is_free
 from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import places, plan_resume
-from ..runs.run_dir import Session, find_runs, new_run_dir, read_environment, unread_text
+from spectrakit.runs.run_dir import (
+    GROUP_SETTINGS,
+    Session,
+    find_runs,
+    is_foreign,
+    new_run_dir,
+    read_environment,
+    unread_text,
+    write_mark,
+)
 from ..system.errors import RequestError
 from ..system.files import checked_path, read_mapping, write_atomic
 from ..system.signals import ends_softly
@@ -74,14 +83,16 @@ class TrialLog:
     monitor: str = ""
     mode: str = ""
     data: Any = None
+    trust: bool = False  # whether a run is read that was not made here
     values: list[float] = field(default_factory=list)
     readers: dict[Path, EventReader] = field(default_factory=dict)  # of each run
     seen: int = 0  # the last step that was evaluated
 
     def poll(self) -> list[tuple[int, float]]:
         "(number, value) of each evaluation that is new, from 1 on."
-        for run in sorted(path for path in self.folder.glob("*") if log_size(path)):
-            self.readers.setdefault(run, follow(run))
+        for run in sorted(path for path in self.folder.glob("*") if path not in self.readers and log_size(path)):
+            if self.trust or not is_foreign(run):
+                self.readers[run] = follow(run)
         before = len(self.values)
         for reader in self.readers.values():
             for event in reader.poll():
@@ -98,9 +109,13 @@ class TrialLog:
                 self.values.append(float(value))
 
 # %% ../../nbs/60_api/06_trial.ipynb #dab08643
-def run_to_go_on_with(folder: Path) -> Run | None:
-    "The run in `folder` that is done, or else the newest one with a whole checkpoint; None where there is none."
+def run_to_go_on_with(folder: Path, trust: bool = False) -> Run | None:
+    """The run in `folder` that is done, or else the newest one with a whole checkpoint; None where there is none.
+
+    `trust`: whether it may be one that was not made here (default False).
+    """
     runs = list_runs(folder) if folder.is_dir() else []
+    runs = [run for run in runs if trust or not is_foreign(run.path)]
     done = [run for run in runs if run.status in DONE]
     cut = [run for run in runs if find_checkpoint(run.path / "checkpoints", "LATEST")[0] is not None]
     return next(iter(done or sorted(cut, key=lambda run: run.path.name, reverse=True)), None)
@@ -151,12 +166,12 @@ class Handle(Protocol):
 
 # %% ../../nbs/60_api/06_trial.ipynb #6e8c8dc2
 @contextlib.contextmanager
-def _reported(folder: Path, handle: Handle, every_s: float = 0.1) -> Iterator[list[int]]:
-    """Within this block `handle` is told of each evaluation of the run in `folder`, which ends where it is to.
+def _reported(log: TrialLog, handle: Handle, every_s: float = 0.1) -> Iterator[list[int]]:
+    """Within this block `handle` is told of each evaluation of the run that `log` reads, which ends where it is to.
 
     The list holds the evaluation after which it was asked to. What `handle` raises is raised at the end of the block.
     """
-    log, over, ended, errors = TrialLog(folder), threading.Event(), list[int](), list[Exception]()
+    over, ended, errors = threading.Event(), list[int](), list[Exception]()
 
     def look() -> None:
         for number, value in log.poll():
@@ -189,7 +204,7 @@ def _reported(folder: Path, handle: Handle, every_s: float = 0.1) -> Iterator[li
     look()
 
 # %% ../../nbs/60_api/06_trial.ipynb #25de3cf4
-def _reported_to(folder: Path, handle: Handle | None) -> contextlib.AbstractContextManager[list[int]]:
+def _reported_to(log: TrialLog, handle: Handle | None) -> contextlib.AbstractContextManager[list[int]]:
     "The same where there is a handle. RequestError where it is none."
     if handle is None:
         return contextlib.nullcontext([])
@@ -197,9 +212,17 @@ def _reported_to(folder: Path, handle: Handle | None) -> contextlib.AbstractCont
         raise RequestError(
             f"handle={handle!r:.80} has no report and should_prune. Pass Optuna's trial, or leave it out."
         )
-    return _reported(folder, handle)
+    return _reported(log, handle)
 
 # %% ../../nbs/60_api/06_trial.ipynb #27e199ec
+def _task_or_named(task: Any, config: Config) -> Any:
+    "Return `task`, or else the name in the settings. RequestError where there is neither."
+    named = config.task.get("name") if task is None else task
+    if named is None:
+        raise RequestError("No task was named. Pass one along, or set task.name=….")
+    return named
+
+
 def holding_out(config: Config, fold: int, itself: bool) -> Config:
     "The settings of a run that holds out `fold`; `itself`: whether the task divides its samples by itself."
     if itself:
@@ -208,7 +231,7 @@ def holding_out(config: Config, fold: int, itself: bool) -> Config:
 
 # %% ../../nbs/60_api/06_trial.ipynb #27e199ed
 @takes_words
-def run_single_trial(
+def run_single_trial(  # noqa: PLR0913  what a run is begun with; all but the settings have defaults
     config: Config,
     fold: int | None = None,
     handle: Handle | None = None,
@@ -216,6 +239,7 @@ def run_single_trial(
     task: Any = None,
     show: bool = False,
     predict: bool = True,
+    trust: bool = False,
 ) -> TrialResult:
     """Train once, in the folder `run.dir` of `config`, or go on with the run there, and predict what was held out.
 
@@ -226,19 +250,18 @@ def run_single_trial(
     - `task`: an object or a name (default: the one that the settings name)
     - `show`: whether to print how it goes (default: not)
     - `predict`: whether to predict what was held out (default: yes)
+    - `trust`: whether the run there is taken also where it was not made here (default: another one is begun)
 
     RequestError where the request is wrong; a run that failed has the status `failed`.
     """
     began = time.monotonic()
     check_config(config, "run_single_trial")
-    task = config.task.get("name") if task is None else task
-    if task is None:
-        raise RequestError("No task was named. Pass one along, or set task.name=….")
+    task = _task_or_named(task, config)
     if fold is not None:
         config = holding_out(config, fold, divides_itself(load_task(task) if isinstance(task, str) else task))
-    run = run_to_go_on_with(Path(config.run.dir))
+    run = run_to_go_on_with(Path(config.run.dir), trust)
     if run is None or run.status not in DONE:
-        with _reported_to(Path(config.run.dir), handle) as pruned:
+        with _reported_to(TrialLog(Path(config.run.dir), trust=trust), handle) as pruned:
             run = fit(task, config, resume=run, show=show, on_error="return")
         if pruned and run.status == "interrupted":
             return replace(result_of(run, time.monotonic() - began), status="pruned")
@@ -248,9 +271,9 @@ def run_single_trial(
     return replace(result_of(run, time.monotonic() - began), status=status, out_of_fold=out_of_fold)
 
 # %% ../../nbs/60_api/06_trial.ipynb #8fadbad8
-def _same_place(configs: Sequence[Config]) -> list[Run | None]:
+def _same_place(configs: Sequence[Config], trust: bool) -> list[Run | None]:
     "The run to go on with for each of these settings. RequestError where some are further than others."
-    runs = [run_to_go_on_with(Path(config.run.dir)) for config in configs]
+    runs = [run_to_go_on_with(Path(config.run.dir), trust) for config in configs]
     if len({_step_of(run) for run in runs}) > 1:
         raise RequestError("Some of the runs are further than others. They go on one by one.")
     return runs
@@ -281,7 +304,9 @@ def _open_run(
     return {"run_dir": str(path), "config": to_dict(final), "resume": plan.goes_on}
 
 # %% ../../nbs/60_api/06_trial.ipynb #83aec364
-def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int, asked: bool) -> tuple[str, str]:
+def train_stacked(
+    task: Any, path: Path, configs: Sequence[Config], places: int, asked: bool, trust: bool = False
+) -> tuple[str, str]:
     """Train runs of one task at once: (status, reason).
 
     - `task`: an object or a name
@@ -289,11 +314,12 @@ def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int,
     - `configs`: the settings of each; they differ in folder, fold and seed
     - `places`: how many of them could train side by side instead
     - `asked`: whether they are trained so where it is no faster, too
+    - `trust`: whether runs are gone on with that were not made here (default False)
 
     RequestError, with nothing left behind, where they are to be trained one by one, and why.
     """
     with ends_softly(), contextlib.ExitStack() as folders:
-        before = _same_place(configs)
+        before = _same_place(configs, trust)
         first = new_request(configs[0])
         session = session_of(task, first)
         runs = [_open_run(folders, session, config, run, first) for config, run in zip(configs, before, strict=True)]
@@ -305,7 +331,7 @@ def train_stacked(task: Any, path: Path, configs: Sequence[Config], places: int,
     return outcome.status, outcome.reason
 
 # %% ../../nbs/60_api/06_trial.ipynb #c1066448
-SETTINGS, DIVISION = "settings.yaml", "folds.npz"  # what a folder of many runs was begun with, and how it divides
+SETTINGS, DIVISION = GROUP_SETTINGS, "folds.npz"  # what a folder of many runs was begun with, and how it divides
 _WORDS = {"cv": "cross-validation"}
 _FACTS = {"cv": "cv.json", "search": "study.json"}  # which say how it ended
 
@@ -390,6 +416,17 @@ def leave_alone(folder: Path, error: RequestError) -> None:
     "Print why the folder of many runs is not gone on with."
     print(f"{folder.name} is left as it is: {error}", file=sys.stderr)
 
+
+def _name_strangers(folder: Path, trust: bool) -> None:
+    "Print which runs of the group at `folder` are not taken, because nothing proves that they were made here."
+    for run in () if trust else foreign_members(folder):
+        where = run.relative_to(folder)
+        print(
+            f"{folder.name}: nothing proves that {where} was made here by you: it is trained again. Say trust=True "
+            "(--trust in a shell) to take it as it is.",
+            file=sys.stderr,
+        )
+
 # %% ../../nbs/60_api/06_trial.ipynb #aa2b9e8f
 def _may_write(folder: Path) -> bool:
     "Whether this user may write into a folder, and may write the files that lie there."
@@ -417,14 +454,17 @@ class ManyFolders:
     - `what`: the end of their names: search, or cv
     - `copy`: brings what is needed of one that lies elsewhere into a new one
     - `check`: RequestError where one is spoiled
+    - `trust`: whether one is gone on with that was not made here, and runs in it (default False)
     """
 
     what: str
     copy: Callable[[Path, Path], Path]
     check: Callable[[Path], None]
+    trust: bool = False
 
     def go_on(self, config: Config, label: str, found: Path) -> Path:
-        "`found`, or a copy of it in `run.dir` where it lies elsewhere. RequestError where it is spoiled."
+        "`found`, or a copy in `run.dir` where it lies elsewhere. RequestError where it is spoiled, or not made here."
+        check_made_here([found], self.trust)
         try:
             if (found / DIVISION).is_file():
                 read_folds(found / DIVISION)
@@ -451,15 +491,21 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
     - `folders`: of which kind it is
     - `resume`: a folder; 'auto': the best of `folders_like` that is not spoiled, else a new one; None: a new one
 
-    RequestError where the folder `resume` was made with other settings, or is spoiled.
+    RequestError where the folder `resume` was made with other settings, is spoiled, or was not made here.
     """
     if resume is not None and str(resume) != "auto":
-        return folders.go_on(config, label, named_folder(config, folders.what, resume))
+        named = named_folder(config, folders.what, resume)
+        check_made_here(foreign_members(named), folders.trust)
+        return folders.go_on(config, label, named)
     for folder in folders_like(config, folders.what) if resume is not None else ():
         try:
-            return folders.go_on(config, label, folder)
+            path = folders.go_on(config, label, folder)
         except RequestError as error:
             leave_alone(folder, error)
+        else:
+            _name_strangers(folder, folders.trust)
+            return path
     path = new_run_dir(config, f"{label}-{folders.what}")
     write_atomic(path / SETTINGS, snapshot(config))
+    write_mark(path)
     return path

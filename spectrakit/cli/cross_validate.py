@@ -50,8 +50,8 @@ def cross_validate(arguments: Sequence[str]) -> int:
         raise RequestError("No task was named. Write one first, such as spectrakit cross-validate digits.")
     interrupt_on_sigterm()
     predict = None if options.predict is None else Path(options.predict)
-    show = not options.json
-    cv = train_folds(task, config, resume=options.resume, predict=predict, show=show, on_error="return")
+    more = {"resume": options.resume, "predict": predict, "show": not options.json, "trust": options.trust}
+    cv = train_folds(task, config, on_error="return", **more)
     facts = {"path": str(cv.path), **summary_of(cv)}
     print_text(json.dumps(facts) if options.json else f"{cv}\nin {cv.path}", fold=not options.json)
     handed_in = predict is None or cv.submission is not None  # if not, the reason was printed

@@ -69,5 +69,6 @@ def add_trust(parser: Parser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="a run that was not made here may import the code that its settings name: see spectrakit trust RUN",
+        help="a run that was not made here may import the code that its settings name, and become part of a result: "
+        "see spectrakit trust RUN",
     )

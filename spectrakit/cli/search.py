@@ -55,7 +55,7 @@ def search(arguments: Sequence[str]) -> int:
         raise RequestError("No task was named. Write one first, such as spectrakit search digits.")
     interrupt_on_sigterm()
     predict = None if options.predict is None else Path(options.predict)
-    more = {"resume": options.resume, "predict": predict, "show": not options.json}
+    more = {"resume": options.resume, "predict": predict, "show": not options.json, "trust": options.trust}
     study = look_for_settings(task, config, space=space, on_error="return", **more)
     facts = {"path": str(study.path), "status": study.status, "metric": study.metric, "direction": study.direction}
     rows = {"best": study.best.number if study.best else None, "trials": [asdict(row) for row in study.trials]}

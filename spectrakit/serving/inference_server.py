@@ -121,7 +121,7 @@ def _settings(run: Run, task: Any, words: Sequence[str], trust: bool) -> Config:
     return override(config, *words) if words else config
 
 # %% ../../nbs/61_serving/02_inference_server.ipynb #b3f0a6d4
-def _chosen_runs(run: Any, runs: Any, how: Any) -> tuple[list[tuple[Run, float]], str]:
+def _chosen_runs(run: Any, runs: Any, how: Any, trust: bool) -> tuple[list[tuple[Run, float]], str]:
     "The runs that answer, each with its weight, and how they are averaged. RequestError where that is not clear."
     if (run is None) == (runs is None) or isinstance(run, (list, tuple)):
         raise RequestError("serve takes one run, or several as runs=[…].")
@@ -129,7 +129,7 @@ def _chosen_runs(run: Any, runs: Any, how: Any) -> tuple[list[tuple[Run, float]]
         raise RequestError("A batch is a part of the test data, and ranks compare all of them. Take how='mean'.")
     if runs is None:
         return [(run if isinstance(run, Run) else open_run(run), 1.0)], "mean"
-    return weighed_runs(runs, how), how if isinstance(how, str) else "mean"
+    return weighed_runs(runs, how, trust), how if isinstance(how, str) else "mean"
 
 
 def _check_serves(task: Any) -> None:
@@ -256,7 +256,7 @@ def serve(  # noqa: PLR0913  what a server is begun with; all but the task have 
         raise RequestError(
             f"batch_s={batch_s} leaves no batch its time. Give a number of seconds above 0, such as 240."
         )
-    chosen, rerun = _chosen_runs(run, runs, how), is_rerun(os.environ)
+    chosen, rerun = _chosen_runs(run, runs, how, trust), is_rerun(os.environ)
     task, request, answerers = _answerers(task, chosen, overrides, trust)
     name = chosen[0][0][0].path.name if len(chosen[0]) == 1 else f"{len(chosen[0])} runs"
     folder = evaluation_folder(data, [real for _, real in input_folders(os.environ, "/")])

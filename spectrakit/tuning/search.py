@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from ..config.schema import Config
 from ..handover.job import load_task, with_task
 from ..handover.request import RunRequest, new_request
 from ..predictions.held_out import divides_itself
-from ..runs.groups import DONE
-from ..runs.run_dir import check_links
+from ..runs.groups import DONE, check_made_here, foreign_members
+from ..runs.run_dir import GROUP_ORIGIN, check_links
 from ..system.errors import RequestError
 from ..system.files import is_inside
 from ..system.signals import ends_softly, hears_hang_up, interrupt_says, interrupts
@@ -100,9 +101,12 @@ def direction_of(task: Any, config: Config) -> str:
     return metric_direction(config.checkpoint.monitor, "auto", getattr(made, "metric_modes", None)).mode
 
 # %% ../../nbs/71_tuning/07_search.ipynb #4c92dfae
-def copied(path: Path, to: Path) -> Path:
-    "Copy a study to the folder `to`; checkpoints of trials that are done stay where they are."
-    for name in (SETTINGS, JOURNAL, FACTS, DIVISION):
+def copied(path: Path, to: Path, trust: bool = False) -> Path:
+    """Copy a study to the folder `to`; checkpoints of trials that are done stay where they are.
+
+    `trust`: whether runs are copied that were not made here (default False).
+    """
+    for name in (SETTINGS, JOURNAL, FACTS, DIVISION, GROUP_ORIGIN):
         if (path / name).is_file() and is_inside(path, path / name):
             shutil.copyfile(path / name, to / name)
     for folder in sorted([*path.glob("trial-*"), *path.glob("trial-*/fold-*"), path / "final"]):
@@ -110,7 +114,7 @@ def copied(path: Path, to: Path) -> Path:
         if (folder / SETTINGS).is_file() and is_inside(path, folder / SETTINGS):
             target.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / SETTINGS, target / SETTINGS)
-        if (run := run_to_go_on_with(folder)) is None or run.path.parent != folder:
+        if (run := run_to_go_on_with(folder, trust)) is None or run.path.parent != folder:
             continue
         check_links(run.path)
         ignored = shutil.ignore_patterns("checkpoints") if run.status in DONE else None
@@ -235,7 +239,7 @@ def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show:
     if ends is not None:
         left = f"{max(1, int(ends - time.monotonic()))}s"
         config = replace(config, watchdog=replace(config.watchdog, since="run", limit=left))
-    run = run_to_go_on_with(s.path / "final")
+    run = run_to_go_on_with(s.path / "final", s.trust)
     if show:
         s.say(f"training with the settings of trial {best.number}")
     return fit(task, config, resume=run, predict=out, show=show, on_error="return")
@@ -260,8 +264,8 @@ def _end(s: Search) -> tuple[str, str]:
     return "completed", s.stopping
 
 # %% ../../nbs/71_tuning/07_search.ipynb #e5fdde2c
-def _open(task: Any, config: Config, resume: str | Path | None) -> tuple[Path, dict[str, Dimension]]:
-    "The folder of the study, and what it searches."
+def _open(task: Any, config: Config, resume: str | Path | None, trust: bool) -> tuple[Path, dict[str, Dimension]]:
+    "The folder of the study, and what it searches. `trust`: whether it may be one that was not made here."
     space = space_of(config.search.space)
     check_values(config, space)
     if config.search.sampler == "grid":
@@ -271,10 +275,12 @@ def _open(task: Any, config: Config, resume: str | Path | None) -> tuple[Path, d
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
 
     def check(folder: Path) -> None:
+        check_made_here(foreign_members(folder), trust)  # their values stand in the journal: they are not trained again
         _check_same(folder, config)
         check_journal(folder)
 
-    return open_folder(config, name, ManyFolders("search", copied, check), resume), space
+    folders = ManyFolders("search", partial(copied, trust=trust), check, trust)
+    return open_folder(config, name, folders, resume), space
 
 
 def _begin(s: Search, config: Config, space: Mapping[str, Dimension]) -> None:
@@ -350,10 +356,11 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
         view.draw(s, True)  # how it ended, where its table stands
     if s.error is not None:
         raise s.error
-    study = study_of(s.path, s.journal)
+    study = study_of(s.path, s.journal, s.trust)
     _write_page_or_say(study)
     if out is not None and not final and study.run is not None and not pressed:
-        predict_with(s.task, study.run, out=out)
+        check_made_here([study.run.path], s.trust)
+        predict_with(s.task, study.run, out=out, trust=s.trust)
     if view.show and study.reason:
         print(study.reason, file=sys.stderr)
     return study
@@ -368,6 +375,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
     resume: str | Path | None = None,
     predict: str | Path | None = None,
     show: bool = True,
+    trust: bool = False,
     on_error: str | None = None,
 ) -> Study:
     """Look for better settings: trials with values that Optuna draws, each in processes of its own, within the time.
@@ -381,6 +389,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
       (default: begin anew)
     - `predict`: a file for test predictions, by the run at the end, or else by that of the best trial (default: none)
     - `show`: whether to print how it goes (default: True)
+    - `trust`: whether `resume` takes a study, and trials, that were not made here (default: they are left alone)
     - `on_error`: 'return' or 'raise' where no trial, or the run at the end, is done for a failure, as for `fit`
     (default: 'raise' in a batch run without `predict`)
 
@@ -394,11 +403,12 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
         request = new_request(config)
         if request.place is not None:
             raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
-        path, dimensions = _open(task, config, resume)
+        path, dimensions = _open(task, config, resume, trust)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
     with interrupt_says(f"stopped: {goes_on}"), at_work(path):
         with interrupt_says(f"stopped before the first trial: {goes_on}"):
             s = _start(task, request, path, dimensions, print if show else lambda text: None)
+            s.trust = trust
             _begin(s, request.config, dimensions)
         study = _search(s, request, StudyView(show), out)
     return study.raise_for_status() if raises_failure(on_error, request.platform.mode, predict) else study

@@ -80,6 +80,7 @@ class Search:
     removed: set[str] = field(default_factory=set)  # folders of trials whose checkpoints are gone
     itself: bool = False  # whether the task divides its samples by itself
     refusal: RequestError | None = None  # of the first trial that was refused
+    trust: bool = False  # whether runs are taken that were not made here
 
     @property
     def left_s(self) -> float | None:
@@ -173,7 +174,7 @@ def _ask(s: Search, place: int) -> Active | None:
         trial = s.journal.ask(s.space)
         folder = s.path / folder_name(trial.number, trial.user_attrs)
         take_lease(folder)
-    a = Active(trial, folder, s.config, place, TrialLog(folder))
+    a = Active(trial, folder, s.config, place, TrialLog(folder, trust=s.trust))
     try:
         a.config = settings_of_trial(s.config, trial.params)
     except RequestError as error:
@@ -195,8 +196,8 @@ def config_of_fold(s: Search, a: Active) -> Config:
 
 def _begin(s: Search, a: Active) -> None:
     config = config_of_fold(s, a)
-    a.log = TrialLog(Path(config.run.dir))
-    a.future = s.threads[a.place].submit(run_single_trial, config, task=s.task, predict=False)
+    a.log = TrialLog(Path(config.run.dir), trust=s.trust)
+    a.future = s.threads[a.place].submit(run_single_trial, config, task=s.task, predict=False, trust=s.trust)
     s.active[a.place] = a
 
 # %% ../../nbs/71_tuning/05_search_loop.ipynb #5b9c44be

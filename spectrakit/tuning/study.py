@@ -21,9 +21,9 @@ from ..config.compose import compose
 from ..config.schema import Config
 from ..handover.request import new_request
 from ..predictions.submission_file import SubmissionState
-from ..runs.groups import DONE
+from ..runs.groups import DONE, check_made_here
 from ..runs.resume_changes import keep_effective_batch
-from ..runs.run_dir import Session, read_environment
+from ..runs.run_dir import Session, is_foreign, read_environment
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping
 from .study_file import JOURNAL, folder_name, open_journal
@@ -93,8 +93,12 @@ def ranked(trials: Sequence[TrialRow], direction: str) -> list[TrialRow]:
 
 # %% ../../nbs/71_tuning/03_study.ipynb #609cc0a3
 def _run_at(place: Path) -> Run | None:
-    "The run that is done, or else the newest: one that was killed before its first checkpoint was begun anew."
+    """The run that is done, or else the newest: one that was killed before its first checkpoint was begun anew.
+
+    Of runs that were made elsewhere only where no other is there.
+    """
     runs = list_runs(place) if place.is_dir() else []
+    runs = [run for run in runs if not is_foreign(run.path)] or runs
     return next((run for run in runs if run.status in DONE), next(iter(runs), None))
 
 
@@ -123,6 +127,7 @@ class Study:
     - `trials`: all of them, in their order
     - `importance`: of each setting, 0 to 1
     - `reason`: why it ended as it did, in words
+    - `trusted`: whether its settings may be used although it was not made here
     """
 
     path: Path
@@ -132,6 +137,7 @@ class Study:
     trials: tuple[TrialRow, ...]
     importance: dict[str, float]
     reason: str = ""
+    trusted: bool = False
 
     @property
     def best(self) -> TrialRow | None:
@@ -140,16 +146,16 @@ class Study:
 
     @property
     def best_config(self) -> Config:
-        "The settings of the best trial. RequestError where there is none."
+        "The settings of the best trial. RequestError where there is none, or the study was not made here."
         if self.best is None:
             raise RequestError(f"{self.path.name} has no trial that is done, so no best settings.")
+        check_made_here([self.path, *(run.path for run in self.runs_of(self.best))], self.trusted)
         return with_batch_of(self.runs_of(self.best), compose(config=self.path / self.best.folder / "settings.yaml"))
 
     @property
     def run(self) -> Run | None:
         "The run at the end with the best settings, or else that of the best trial; None where there is neither."
-        final = list_runs(self.path / "final") if (self.path / "final").is_dir() else []
-        return next(iter(final or self.runs_of(self.best)), None)
+        return _run_at(self.path / "final") or next(iter(self.runs_of(self.best)), None)
 
     @property
     def submission(self) -> SubmissionState | None:
@@ -247,22 +253,23 @@ def study_facts(path: Path) -> dict[str, Any]:
     return read_mapping(path / FACTS, 2**20)
 
 
-def study_of(path: Path, journal: Any) -> Study:
-    "The study in the folder `path`, whose journal is open as `journal`."
+def study_of(path: Path, journal: Any, trust: bool = False) -> Study:
+    "The study in the folder `path`, whose journal is open as `journal`. `trust`: as in `open_study` (default False)."
     facts = study_facts(path)
     status, metric = str(facts.get("status") or "running"), str(facts.get("metric") or "val_loss")
     direction = "max" if journal.direction.name == "MAXIMIZE" else "min"
     return Study(
-        path, status, metric, direction, rows_of(journal), importances(journal), str(facts.get("reason") or "")
+        path, status, metric, direction, rows_of(journal), importances(journal), str(facts.get("reason") or ""), trust
     )
 
 
-def open_study(path: Path | str) -> Study:
+def open_study(path: Path | str, trust: bool = False) -> Study:
     """The search in the folder `path`, as it stands.
 
+    `trust`: whether its best settings may be used, also where it was not made here (default False).
     RequestError where there is none, or its journal cannot be read.
     """
     folder = checked_path(path, "The folder of a search")
     if not (folder / JOURNAL).is_file() or not is_inside(folder, folder / JOURNAL):
         raise RequestError(f"{str(path)!r} is no search: it has no {JOURNAL}. Name the folder of one.")
-    return study_of(folder, open_journal(folder, "minimize", create=False))
+    return study_of(folder, open_journal(folder, "minimize", create=False), trust)

@@ -9,6 +9,7 @@ from sklearn.metrics import log_loss
 import spectrakit as sk
 from spectrakit.data.folds import Folds, write_folds
 from spectrakit.predictions.prediction_spool import save_arrays
+from spectrakit.runs.run_dir import write_mark
 from spectrakit.system.errors import RequestError
 
 DRAW = np.random.default_rng(3)
@@ -50,6 +51,8 @@ class Made:
         test = {**name(test_rows), **{n: v[test_rows] for n, v in tested.items()}}
         save_arrays(folder / "predictions.npz", test, data and {"data": data})
         (folder / "cv.json").write_text(json.dumps({"status": "completed", "runs": {}}))
+        (folder / "settings.yaml").touch()
+        write_mark(folder)
         return folder
 
 
