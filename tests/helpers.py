@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import fork_server
@@ -149,6 +150,14 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240) ->
             return value
         time.sleep(0.02)
     raise AssertionError(f"waited {timeout_s} s in vain for {what}")
+
+
+def is_relay(process: psutil.Process) -> bool:
+    "Whether it only writes the logs of a run: it ends by itself when the training processes have."
+    try:
+        return "system.log_relay import serve" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def only_run(folder: Path) -> Path:

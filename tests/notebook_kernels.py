@@ -267,7 +267,8 @@ class Notebook:
     def below(self) -> list[psutil.Process]:
         "The same without the kernel and what waits for its next run; and its zombies, which it should have buried."
         found = {process.pid: process for process in (*self.processes(), *psutil.Process(self.pid).children(True))}
-        return [process for process in found.values() if process.pid != self.pid and not _waits(process)]
+        others = [process for process in found.values() if process.pid != self.pid]
+        return [process for process in others if not _waits(process) and not helpers.is_relay(process)]
 
     # cells
 

@@ -54,6 +54,11 @@ class Attempt:
         return (self.folder if self.job.config.distributed.node_rank else self.job.run_dir) / "logs"
 
     @property
+    def streams(self) -> Path:
+        "Where the ranks find the files that they write to: the pipes of a relay, or the logs if there is none."
+        return pipes if (pipes := self.folder / "streams").is_dir() else self.logs
+
+    @property
     def threads(self) -> Threads:
         "Threads that each process computes with. A forked one has one: torch's thread pool does not survive a fork."
         if self.forked_task is not None:
@@ -82,6 +87,7 @@ def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
         rdzv_timeout_s=4 * attempt.job.config.launch.start_timeout_s,
         page=str(page.path),
         logs=str(attempt.logs.resolve()),
+        streams=str(attempt.streams.resolve()),
         threads=attempt.threads.count,
         threads_reason=attempt.threads.reason,
         restart_reason=attempt.restart_reason,
@@ -169,7 +175,7 @@ def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> No
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)  # or the kernel's event loop would receive this process's signals
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0), os.dup2(output, 1), os.dup2(output, 2)
         os.environ.clear()
@@ -220,7 +226,10 @@ def start_process(attempt: Attempt) -> tuple[Any, str | None]:
 
     Returns it, with `pid`, `poll` and `returncode`, and, where a process was waiting for the job, what became of that.
     """
-    log, environ = attempt.logs / ("rank-0.log" if attempt.launcher is None else "launcher.log"), child_environ(attempt)
+    log, environ = (
+        attempt.streams / ("rank-0.log" if attempt.launcher is None else "launcher.log"),
+        child_environ(attempt),
+    )
     if attempt.forked_task is not None:
         return ForkedProcess(attempt.folder, attempt.forked_task, environ, log), None
     warm = why = None

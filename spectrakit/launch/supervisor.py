@@ -32,10 +32,11 @@ from spectrakit.distributed.heartbeat import (
     stop_file,
 )
 from ..handover.job import Job
-from .attempt import Attempt, clear_traces, describe_attempt, start_process
+from .attempt import Attempt, child_environ, clear_traces, describe_attempt, start_process
 from .diagnosis import AttemptResult, Evidence, Observed, diagnose
 from ..runs.history import log_size
 from ..system.hardware import killed_for_memory, memory_kills
+from ..system.log_relay import LogRelay
 from ..system.masking import mask_files
 from ..system.signals import family_of, kill_group, kill_tree, sigint_blocked
 from ..watchdog.budget import kill_at, make_budget
@@ -347,18 +348,38 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
 
 @contextlib.contextmanager
 def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
-    "Remove the page afterwards, and files for stacks that nobody asked for (Kaggle counts files); mask the logs."
+    "Remove the page afterwards, and files for stacks that nobody asked for (Kaggle counts files)."
     try:
         yield
     finally:
         page.close()
-        mask_files(attempt.logs, "*.log")  # libraries in C and other programs write there themselves
         with contextlib.suppress(OSError):
             assert page.path is not None  # it is shared with the processes
             page.path.unlink()
             for stacks in attempt.logs.glob("stacks-rank-*.txt"):
                 if not stacks.stat().st_size:
                     stacks.unlink()
+
+# %% ../../nbs/50_launch/04_supervisor.ipynb #e28160b7
+@contextlib.contextmanager
+def _relayed(attempt: Attempt) -> Iterator[Callable[[], None]]:
+    "Keep secrets out of the logs of `attempt`; gives a function that is to be called from time to time."
+    first = attempt.processes.per_node * (attempt.job.config.distributed.node_rank or 0)
+    names = [f"rank-{first + number}.log" for number in range(attempt.processes.per_node)]
+    names += ["launcher.log"] if attempt.launcher else []
+    folder, logs = attempt.folder.resolve() / "streams", attempt.logs.resolve()
+    try:
+        with sigint_blocked():
+            relay = LogRelay(folder, logs, names, child_environ(attempt))
+    except (OSError, AttributeError):
+        relay = None
+    try:
+        yield relay.look if relay else lambda: None
+    finally:
+        if relay:
+            relay.close()
+        else:
+            mask_files(attempt.logs, "*.log")
 
 # %% ../../nbs/50_launch/04_supervisor.ipynb #34a4f4b1
 def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[int]) -> AttemptResult:
@@ -376,14 +397,15 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
     set_deadline(page, _first_end(job))
     log_bytes = log_size(job.run_dir)
     with _shared(page, attempt):
-        try:
-            describe_attempt(attempt, page)
-            with sigint_blocked():
-                child, worker = start_process(attempt)
-        except OSError as error:
-            return AttemptResult("failed", f"no process could be started: {error}")
         detector = _detector(attempt, page)
-        observed = watch_process(child, attempt, detector, tick, interrupted)
+        with _relayed(attempt) as look:
+            try:
+                describe_attempt(attempt, page)
+                with sigint_blocked():
+                    child, worker = start_process(attempt)
+            except OSError as error:
+                return AttemptResult("failed", f"no process could be started: {error}")
+            observed = watch_process(child, attempt, detector, lambda: (look(), tick()), interrupted)
         killed = killed_for_memory(kills)
         result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes, killed))
         start_s = (observed.trained_at or began + 10) - began

@@ -127,7 +127,7 @@ def _move_in(job: dict, printed: IO[bytes]) -> None:
     "Become the process that a cold start would have made: its session, its variables, its log."
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -44,7 +45,7 @@ from ..handover.module_state import carried
 from ..handover.torch_settings import applied_settings, apply_torch_settings
 from ..system.errors import RequestError
 from ..system.files import write_atomic
-from ..system.masking import MaskedStream, masked
+from ..system.masking import MaskedStream, known_masked, masked
 from ..watchdog.budget import make_budget
 
 # %% ../../nbs/50_launch/00_worker.ipynb #fc10095f
@@ -211,16 +212,19 @@ def _check_fork(accelerator: str) -> None:
 
 # %% ../../nbs/50_launch/00_worker.ipynb #c430ae24
 def log_to_masked_streams() -> None:
-    "Mask what Python code prints from now on; descriptors 1 and 2, which C code writes to, stay what they are."
+    "Mask what Python code prints from now on: all of it, or only values that are known here if a relay does the rest."
+    mask = known_masked if stat.S_ISFIFO(os.fstat(1).st_mode) else masked
     out, err = (os.fdopen(number, "w", 1, errors="backslashreplace", closefd=False) for number in (1, 2))
-    sys.stdout, sys.stderr = cast(TextIO, MaskedStream(out)), cast(TextIO, MaskedStream(err))
+    sys.stdout, sys.stderr = cast(TextIO, MaskedStream(out, mask)), cast(TextIO, MaskedStream(err, mask))
 
 
-def _write_to(logs: Path, rank: int) -> None:
-    "Everything that this process prints goes to its log; SIGUSR1 writes the stacks of its threads beside it."
+def _write_to(streams: Path, logs: Path, rank: int) -> None:
+    """Everything that this process prints goes to its log; SIGUSR1 writes the stacks of its threads beside it.
+
+    `streams`: the folder of the logs, or of the pipes of a relay that writes them."""
     logs.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush(), sys.stderr.flush()
-    log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(streams / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1), os.dup2(log, 2)
     os.close(log)
     log_to_masked_streams()
@@ -288,7 +292,7 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
     extra, rank = (file := read_job_file(folder))["extra"], place.rank if place else 0
     die_with_parent(parent or (file["parent"] if extra["launcher"] is None else int(os.environ[_PARENT])))
     terminated = _handle_signals()
-    _write_to(Path(extra["logs"]), rank)
+    _write_to(Path(extra.get("streams", extra["logs"])), Path(extra["logs"]), rank)
     heartbeat = Heartbeat(page := SharedPage(extra["page"], extra["per_node"]), place.local_rank if place else 0)
     try:
         if extra["launcher"] is not None or task is not None:

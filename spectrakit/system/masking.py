@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMS', 'LEAST', 'HIDDEN', 'secrecy', 'is_plain', 'looks_random', 'Form', 'FoundSecret', 'secrets_in', 'remember',
-           'spellings', 'is_secret_value', 'pairs_in', 'masked', 'masked_value', 'MaskedStream', 'mask_file',
-           'mask_files']
+           'spellings', 'known_secrets', 'is_secret_value', 'pairs_in', 'known_masked', 'masked', 'masked_value',
+           'MaskedStream', 'mask_file', 'mask_files']
 
 # %% ../../nbs/00_system/00_masking.ipynb #5d1b4110
 import base64
@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -342,15 +342,17 @@ class _Known:
 _known = _Known()
 
 
+def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    "Return secret value → name, of the variables `environ` and of all that `remember` was told."
+    return {part: name for name, value in environ.items() for part in _parts(name, value)} | _handed
+
+
 def _needles() -> tuple[tuple[str, str], ...]:
     "(text, name) of all spellings of all secrets that this process knows letter by letter."
     environ = getattr(os.environ, "_data", os.environ)  # compared as it is, without decoding a hundred variables
     if _known.made_from != (environ, _handed):
         made_from, needles = (dict(environ), dict(_handed)), {}
-        for name, value in os.environ.items():
-            for part in _parts(name, value):
-                needles.update(dict.fromkeys(spellings(part), name))
-        for value, name in _handed.items():
+        for value, name in known_secrets(os.environ).items():
             needles.update(dict.fromkeys(spellings(value), name))
         _known.needles = tuple(sorted(needles.items(), key=lambda one: -len(one[0])))
         _known.made_from, _known.keys = made_from, {}
@@ -408,12 +410,12 @@ def _end_of(text: str, at: int) -> int:
     return rest.end() if rest else at
 
 # %% ../../nbs/00_system/00_masking.ipynb #1fd26e3b
-_BELOW = re.compile(  # `token: |`, and what is indented below it
+_HEAD = (  # `token: |`, and what is indented below it
     r"""^([ \t]{0,40}+)(?:-[ ]{1,4}+)?["']?([\w.-]{2,100}+)["']?[ \t]{0,4}+:"""
     r"""[ \t]{0,4}+(?:[|>][1-9+-]{0,2}+)?[ \t]{0,4}+\r?\n"""
-    r"""(?=((?:\1[ \t]{1,20}+[^\r\n]{1,4000}+(?:\r?\n|\Z)){1,40}+))""",
-    re.M,
 )
+_LINE = r"(?:\1[ \t]{1,20}+[^\r\n]{1,4000}+(?:\r?\n|\Z))"
+_BELOW = re.compile(rf"{_HEAD}(?=({_LINE}{{1,40}}+))", re.M)
 _TAG = r"<(?:[\w-]{1,40}+:)?([\w.-]{2,100}+)(?:\s[^<>]{0,200}+)?>([^<>]{3,4000}+)</"
 _ENTRY = (
     r"<(?:key|name)>\s{0,20}+([\w.-]{2,100}+)\s{0,20}+</(?:key|name)>\s{0,100}+<(?:string|value)>([^<>]{3,4000}+)</"
@@ -518,21 +520,85 @@ def _known_in(text: str) -> list[tuple[str, int, int]]:
     return sorted(found, key=lambda one: one[1])
 
 
-def masked(text: str) -> str:
-    """`text` with a word in angle brackets for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`.
-
-    Known are the values of secret variables of the environment and of what `secret` handed out, in many spellings,
-    the forms of the keys of some seventy services, and what is set to a name such as `password`. It never raises."""
-    if len(text) < 4:
-        return text
+def _without(finders: Iterable[Callable[[str], list[tuple[str, int, int]]]], text: str) -> str:
+    "Return `text` without the secrets that the `finders` find in it, or in the text that a person would see."
     spelled = ("%" in text or "\\" in text or "\x1b" in text or not text.isascii()) and _UNSEEN.search(text)
-    for find in (_known_in, _forms, _pairs):
+    for find in finders:
         if found := find(text):
             text = _replaced(text, found)
         if spelled:
             seen, places = _as_seen(text)
             text = _replaced(text, ((word, places[begin], places[end - 1] + 1) for word, begin, end in find(seen)))
     return text
+
+# %% ../../nbs/00_system/00_masking.ipynb #a32ad5c2
+_CODED = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,65536}+={0,2}")
+_SPLIT = re.compile(r"(?<![\w.+/-])([\w.+/-]{4,400}+)[ \t|]{0,8}+\r?\n[ \t|]{0,12}+(?=([\w.+/=-]{4,400}+))")
+_BREAK = re.compile(r"[ \t|]{0,8}+\r?\n[ \t|]{0,12}+")
+
+
+def _decoded(word: str) -> str:
+    "Return the text that `word` is in hexadecimal or in base64; empty if it is none."
+    with contextlib.suppress(ValueError):
+        if re.fullmatch("(?:[0-9a-fA-F]{2})+", word):
+            raw = bytes.fromhex(word)
+        else:
+            letters = word.rstrip("=").translate(str.maketrans("-_", "+/"))
+            raw = base64.b64decode(letters + "=" * (-len(letters) % 4))
+        return raw.decode() if raw.isascii() and b"\0" not in raw else ""
+    return ""
+
+# %% ../../nbs/00_system/00_masking.ipynb #e5997aed
+def _wrapped(text: str) -> list[tuple[str, int, int]]:
+    "Return (word, begin, end) of the secrets that a line break divides: values that are known, and keys with a form."
+    if "\n" not in text:
+        return []
+    pieces, places, at = [], [], 0
+    for match in _BREAK.finditer(text):
+        pieces.append(text[at : match.start()])
+        places += range(at, match.start())
+        at = match.end()
+    seen, places = "".join([*pieces, text[at:]]), [*places, *range(at, len(text))]
+    found = [(word, places[begin], places[end - 1] + 1) for word, begin, end in _known_in(seen)]
+    for match in _SPLIT.finditer(text):
+        first, second = match[1], match[2]
+        for secret in secrets_in(first + second) if len(first) + len(second) >= 30 else ():
+            if secret.begin < len(first) < secret.end and _is_long_and_mixed(
+                (first + second)[secret.begin : secret.end]
+            ):
+                last = match.start(2) + secret.end - len(first)
+                found.append((f"<{secret.whose}>", match.start(1) + secret.begin, last))
+    kept: list[tuple[str, int, int]] = []
+    for one in sorted(found, key=lambda one: one[1:]):
+        if "\n" in text[one[1] : one[2]] and (not kept or one[1] >= kept[-1][2]):
+            kept.append(one)
+    return kept
+
+# %% ../../nbs/00_system/00_masking.ipynb #5902c49c
+def _encoded(text: str) -> list[tuple[str, int, int]]:
+    "Return (word, begin, end) of the words that are a text with a secret, in base64 or in hexadecimal."
+    return [
+        (HIDDEN, *match.span())
+        for match in _CODED.finditer(text)
+        if (inside := _decoded(match[0])) and masked(inside) != inside
+    ]
+
+
+_FINDERS = (_known_in, _forms, _pairs, _encoded, _wrapped)
+
+
+def known_masked(text: str) -> str:
+    "Return `text` without the secrets that this process knows letter by letter, for a reader that masks the rest."
+    return _without([_known_in], text)
+
+
+def masked(text: str) -> str:
+    """`text` with a word in angle brackets for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`.
+
+    Known are the values of secret variables of the environment and of what `secret` handed out, in many spellings,
+    the forms of the keys of some seventy services, and what is set to a name such as `password`; also within base64 and
+    hexadecimal, and across a line break. It never raises."""
+    return text if len(text) < 4 else _without(_FINDERS, text)
 
 # %% ../../nbs/00_system/00_masking.ipynb #4ab209d5
 def _masked_keys(keys: Iterable[Any]) -> list:
@@ -566,12 +632,22 @@ def masked_value(value: Any, name: str = "") -> Any:
 # %% ../../nbs/00_system/00_masking.ipynb #e808b907
 _HELD = 65_536  # characters of a line that does not end
 _MOST_NAME = 300  # characters of a name, with its sign, that a secret stands behind
+_OPEN_KEY = re.compile(_BEGIN + r"(?:[^-]|-(?!----)){0,20000}+\Z")
+_OPEN_BLOCK = re.compile(rf"{_HEAD}{_LINE}{{0,40}}+\Z", re.M)
+
+
+def _before_open(text: str) -> int:
+    "Return the place before the last lines of `text` that may be the beginning of a secret with more lines."
+    key = _OPEN_KEY.search(text, max(0, text.rfind("-----BEGIN ")))
+    blocks = _OPEN_BLOCK.finditer(text) if any(stem in text.lower() for stem in _STEMS) else ()
+    begins = [block.start() for block in blocks if secrecy(block[2])]
+    return min([*begins, *([key.start()] if key else [])], default=len(text))
 
 
 def _cut_before_secrets(text: str, cut: int) -> int:
     "Return the last place, `cut` or earlier, that divides neither a secret of `text` nor a secret from its name."
     seen, places = _as_seen(text)
-    found = [place for find in (_known_in, _forms, _pairs) for place in find(seen)]
+    found = [place for find in _FINDERS for place in find(seen)]
     for _, begin, end in sorted(found, key=lambda place: -place[2]):
         if places[max(0, begin - _MOST_NAME)] < cut < places[end]:
             cut = places[max(0, begin - _MOST_NAME)]
@@ -579,20 +655,24 @@ def _cut_before_secrets(text: str, cut: int) -> int:
 
 # %% ../../nbs/00_system/00_masking.ipynb #5e99f6a5
 class MaskedStream:
-    "A text stream that masks what is written to `stream`; everything else is that stream's."
+    """A text stream that masks what is written to `stream`; everything else is that stream's.
 
-    def __init__(self, stream: Any):
-        self.stream, self._held = stream, threading.local()
+    `mask`: takes the secrets out of whole lines (default: `masked`)."""
+
+    def __init__(self, stream: Any, mask: Callable[[str], str] = masked):
+        self.stream, self._mask, self._held = stream, mask, threading.local()
 
     def write(self, text: str) -> int:
         "Write whole lines without secrets, and keep the rest until it is whole; returns the length of `text`."
         held = getattr(self._held, "text", "") + text
         end = max(held.rfind("\n"), held.rfind("\r")) + 1
+        if self._mask is masked:
+            end = _before_open(held[:end])
         if len(held) - end > _HELD:
             end = _cut_before_secrets(held, len(held) - _HELD // 2)
         self._held.text = held[end:]
         if end:
-            self.stream.write(masked(held[:end]))
+            self.stream.write(self._mask(held[:end]))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -604,7 +684,7 @@ class MaskedStream:
         "Write what was kept back, and flush."
         if held := getattr(self._held, "text", ""):
             self._held.text = ""
-            self.stream.write(masked(held))
+            self.stream.write(self._mask(held))
         self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:

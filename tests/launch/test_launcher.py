@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import tasks
-from helpers import SETTINGS, only_run, run_cli, task, wait_for
+from helpers import SETTINGS, is_relay, only_run, run_cli, task, wait_for
 from spectrakit.api.actions import fit, resume
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
@@ -37,7 +37,7 @@ class Held:
 
     @property
     def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if not is_relay(child)]
 
     def go(self) -> None:
         (self.folder / "go").touch()
