@@ -32,11 +32,11 @@ from spectrakit.distributed.heartbeat import (
     stop_file,
 )
 from ..handover.job import Job
+from ..handover.log_relay import LogRelay
 from .attempt import Attempt, child_environ, clear_traces, describe_attempt, start_process
 from .diagnosis import AttemptResult, Evidence, Observed, diagnose
 from ..runs.history import log_size
 from ..system.hardware import killed_for_memory, memory_kills
-from ..system.log_relay import LogRelay
 from ..system.masking import mask_files
 from ..system.signals import family_of, kill_group, kill_tree, sigint_blocked
 from ..watchdog.budget import kill_at, make_budget
@@ -362,8 +362,8 @@ def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
 
 # %% ../../nbs/50_launch/04_supervisor.ipynb #e28160b7
 @contextlib.contextmanager
-def _relayed(attempt: Attempt) -> Iterator[Callable[[], None]]:
-    "Keep secrets out of the logs of `attempt`; gives a function that is to be called from time to time."
+def _relayed(attempt: Attempt, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    "Keep secrets out of the logs of `attempt`; gives what is to be called in place of `tick`."
     first = attempt.processes.per_node * (attempt.job.config.distributed.node_rank or 0)
     names = [f"rank-{first + number}.log" for number in range(attempt.processes.per_node)]
     names += ["launcher.log"] if attempt.launcher else []
@@ -373,8 +373,14 @@ def _relayed(attempt: Attempt) -> Iterator[Callable[[], None]]:
             relay = LogRelay(folder, logs, names, child_environ(attempt))
     except (OSError, AttributeError):
         relay = None
+
+    def look() -> None:
+        if relay:
+            relay.look()
+        tick()
+
     try:
-        yield relay.look if relay else lambda: None
+        yield look
     finally:
         if relay:
             relay.close()
@@ -398,14 +404,14 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
     log_bytes = log_size(job.run_dir)
     with _shared(page, attempt):
         detector = _detector(attempt, page)
-        with _relayed(attempt) as look:
+        with _relayed(attempt, tick) as look:
             try:
                 describe_attempt(attempt, page)
                 with sigint_blocked():
                     child, worker = start_process(attempt)
             except OSError as error:
                 return AttemptResult("failed", f"no process could be started: {error}")
-            observed = watch_process(child, attempt, detector, lambda: (look(), tick()), interrupted)
+            observed = watch_process(child, attempt, detector, look, interrupted)
         killed = killed_for_memory(kills)
         result = diagnose(Evidence(attempt, observed, detector, child.returncode, log_bytes, killed))
         start_s = (observed.trained_at or began + 10) - began

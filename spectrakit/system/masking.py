@@ -553,7 +553,7 @@ def _wrapped(text: str) -> list[tuple[str, int, int]]:
     "Return (word, begin, end) of the secrets that a line break divides: values that are known, and keys with a form."
     if "\n" not in text:
         return []
-    pieces, places, at = [], [], 0
+    pieces, places, at = list[str](), list[int](), 0
     for match in _BREAK.finditer(text):
         pieces.append(text[at : match.start()])
         places += range(at, match.start())

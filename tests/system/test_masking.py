@@ -1,5 +1,6 @@
 """No value of a variable that is named like a secret reaches a message, a log or a run's folder."""
 
+import base64
 import io
 import json
 
@@ -129,6 +130,60 @@ def test_a_secret_is_masked_as_it_would_be_seen(text):
     assert HF not in shown.replace("\u200b", "") and HF[12:30] not in shown
     assert shown.startswith("before ") and shown.endswith(" after")
     assert masked(shown) == shown
+
+
+CODED = {
+    "base64": base64.b64encode(HF.encode()).decode(),
+    "base64 for addresses": base64.urlsafe_b64encode(f"key?{HF}>>".encode()).decode(),
+    "base64 without its end": base64.b64encode(f"{HF}!".encode()).decode().rstrip("="),
+    "base64 of JSON": base64.b64encode(json.dumps({"db": {"password": PASSWORD}}).encode()).decode(),
+    "base64 twice": base64.b64encode(base64.b64encode(HF.encode())).decode(),
+    "hexadecimal": HF.encode().hex(),
+    "hexadecimal in capitals": f"PASSWORD={PASSWORD}".encode().hex().upper(),
+}
+
+
+@pytest.mark.parametrize("text", CODED.values(), ids=CODED)
+def test_a_secret_is_masked_where_it_is_encoded(text):
+    assert masked(f"before {text} after") == "before <hidden> after"
+    assert masked(f"x='{text}'") == "x='<hidden>'"
+
+
+WRAPPED = {
+    "a narrow window": HF[:20] + "\n" + HF[20:],
+    "an indented line": HF[:8] + "\n    " + HF[8:],
+    "a table": HF[:30] + " |\n| " + HF[30:],
+    "Windows": HF[:25] + "\r\n" + HF[25:],
+}
+
+
+@pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
+def test_a_secret_is_masked_across_the_end_of_a_line(text):
+    assert masked(f"before {text}\nafter") == "before <Hugging Face token>\nafter"
+
+
+@pytest.mark.parametrize("lines", [2, 5])
+def test_a_known_value_is_masked_over_any_number_of_lines(monkeypatch, lines):
+    value = "Correct-horse.battery+staple-42"
+    monkeypatch.setenv("LAB_TOKEN", value)
+    size = -(-len(value) // lines)
+    text = "\n  ".join(value[at : at + size] for at in range(0, len(value), size))
+    assert masked(f"with {text}\nafter") == "with <LAB_TOKEN>\nafter"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_transfer\nhuggingface\nhumanfriendly\nidna\nnumpy",
+        "sha256:" + "0f1e2d3c4b5a6978" * 4,
+        base64.b64encode(b"only words, and nothing that is secret").decode(),
+        base64.b64encode(bytes(range(256))).decode(),
+        "checkpoints/step-00000100/rank-00000/model",
+        b"words in hexadecimal".hex(),
+    ],
+)
+def test_what_is_encoded_or_wrapped_is_left_where_nothing_is_secret(text):
+    assert masked(text) == text
 
 
 def test_a_known_value_is_masked_in_colours(monkeypatch):
