@@ -6305,6 +6305,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                            'spectrakit/predictions/submission.py'),
                                                    'spectrakit.predictions.submission._ids': ( '38_predictions/submission.html#_ids',
                                                                                                'spectrakit/predictions/submission.py'),
+                                                   'spectrakit.predictions.submission._is_sample': ( '38_predictions/submission.html#_is_sample',
+                                                                                                     'spectrakit/predictions/submission.py'),
                                                    'spectrakit.predictions.submission._named': ( '38_predictions/submission.html#_named',
                                                                                                  'spectrakit/predictions/submission.py'),
                                                    'spectrakit.predictions.submission._no_flags': ( '38_predictions/submission.html#_no_flags',

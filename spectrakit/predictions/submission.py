@@ -92,14 +92,21 @@ _PLACES = (".", "*", "competitions/*", "datasets/*/*")  # below a folder of inpu
 
 
 def samples_in_inputs(folders: Iterable[str | Path]) -> list[Path]:
-    "The files below these folders of inputs that are named as sample submissions are; equal ones once."
-    by_content: dict[bytes, Path] = {}
+    "Return the sample submissions below these folders of inputs; of equal files one."
+    found: dict[bytes, Path] = {}
     for folder in map(Path, folders):
-        for path in sorted(file for place in _PLACES for file in folder.glob(f"{place}/*[sS]ample*")):
-            name = path.name.lower()
-            if "submission" in name and name.endswith((".csv", ".parquet")) and path.is_file():
-                by_content.setdefault(path.read_bytes(), path)
-    return list(by_content.values())
+        for path in sorted(file for place in _PLACES for file in folder.glob(f"{place}/*[sS]ubmission*")):
+            if path.name.lower().endswith((".csv", ".parquet")) and _is_sample(path):
+                found.setdefault(path.read_bytes(), path)
+    named = [path for path in found.values() if "sample" in path.name.lower()]
+    return named or list(found.values())
+
+
+def _is_sample(path: Path) -> bool:
+    "Return whether a file is named as a sample submission, or lies beside test data, as gender_submission.csv does."
+    name = path.name.lower()
+    beside = not name.startswith("submission") and any(path.parent.glob("test*"))
+    return path.is_file() and ("sample" in name or beside)
 
 # %% ../../nbs/38_predictions/04_submission.ipynb #299f1c8c
 def _data_folders(config: Any) -> list[Path]:
