@@ -7501,6 +7501,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check.read_twice': ( '40_steps/sanity_check.html#read_twice',
                                                                                              'spectrakit/steps/sanity_check.py'),
+                                               'spectrakit.steps.sanity_check.report_large_predictions': ( '40_steps/sanity_check.html#report_large_predictions',
+                                                                                                           'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check.report_small_weight': ( '40_steps/sanity_check.html#report_small_weight',
                                                                                                       'spectrakit/steps/sanity_check.py'),
                                                'spectrakit.steps.sanity_check.report_uneven_mean': ( '40_steps/sanity_check.html#report_uneven_mean',

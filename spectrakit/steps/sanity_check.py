@@ -7,8 +7,8 @@ __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'NextProcess', 'SanityCheck', 'check_f
            'check_gradients', 'check_last_batch', 'report_uneven_mean', 'gradients_of', 'check_left_alone',
            'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'check_learns', 'in_first_epoch',
            'try_loss', 'try_epochs', 'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics',
-           'try_evaluation', 'try_table', 'write_guess', 'try_prediction', 'check_room', 'checkpoint_of', 'load_back',
-           'apart', 'try_next_process', 'try_checkpoint', 'try_part', 'try_contract']
+           'try_evaluation', 'try_table', 'write_guess', 'report_large_predictions', 'try_prediction', 'check_room',
+           'checkpoint_of', 'load_back', 'apart', 'try_next_process', 'try_checkpoint', 'try_part', 'try_contract']
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2846b2fb
 import contextlib
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint.frozen_base import still_frozen, without
+from ..checkpoint.host_copy import free_memory
 from spectrakit.checkpoint.store import (
     CheckpointContent,
     CheckpointError,
@@ -709,6 +710,27 @@ def write_guess(check: SanityCheck, outputs: Any, batch: Any, samples: int) -> N
         some = join_columns(check.task, [{name: values for name, values in some.items() if name != "targets"}])
         write_constant(SubmissionFile(out, execution.run_dir), check.task, some, samples)
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #bab1d21b
+_TIMES_HELD = 3  # copies of all predictions in memory while a table is written, or several runs are averaged
+
+
+def report_large_predictions(check: SanityCheck, outputs: Any, samples: int, of: int) -> None:
+    """Say in the log that the predictions of all samples are too large for the memory.
+
+    - `check`: its log takes the message
+    - `outputs`: the predictions of some samples
+    - `samples`, `of`: the number of these samples, and of all
+    """
+    size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves_of(outputs)) / samples * of
+    if (needed := _TIMES_HELD * size) > (free := free_memory()):
+        text = (
+            f"the predictions of {of} samples take {size / 2**30:.1f} GiB, and putting them into a table or a mean "
+            f"about {needed / 2**30:.1f} GiB of memory, of which {free / 2**30:.1f} GiB are free: return fewer numbers "
+            "a sample from `predict`, or smaller ones"
+        )
+        check.log.write("message", text=text)
+
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #6f34cb14
 def _predict_some(check: SanityCheck, dataset: Any) -> float:
     "Seconds that predicting all of `dataset` will take. RequestError where the outputs have a wrong form."
@@ -730,6 +752,7 @@ def _predict_some(check: SanityCheck, dataset: Any) -> float:
     if first and first[0][1].samples > 0:
         outputs, batch = first[0]
         check.tried = batch
+        report_large_predictions(check, outputs, batch.samples, len(dataset))
         try_table(check, outputs, batch, whole=batch.samples == len(dataset))
         write_guess(check, outputs, batch, len(dataset))
     return seconds
