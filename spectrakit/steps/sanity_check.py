@@ -730,7 +730,6 @@ def report_large_predictions(check: SanityCheck, outputs: Any, samples: int, of:
         )
         check.log.write("message", text=text)
 
-
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #6f34cb14
 def _predict_some(check: SanityCheck, dataset: Any) -> float:
     "Seconds that predicting all of `dataset` will take. RequestError where the outputs have a wrong form."
