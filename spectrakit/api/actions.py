@@ -60,6 +60,7 @@ from spectrakit.runs.run_dir import (
     Session,
     check_links,
     check_mirror,
+    claiming,
     find_runs,
     is_locked,
     missing_files,
@@ -233,27 +234,30 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     """
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
     session = session_of(task, request)
-    with _before_the_run():
-        plan = plan_resume(request.config, session, peer)
-    is_logged = plan.kind == "new" and prints_log(config.run.console)  # as the first that a new run's log says
-    if show and plan.reason and not peer and config.run.console != "none" and not is_logged:
-        print(plan.reason, flush=True)
-    if plan.kind == "done":
-        assert plan.run is not None  # the run that is done
-        return _finish_done(Run(plan.run, given))
-    late = _no_time(config, request, None if peer else predict)
-    check_mirror(request.config)
-    kind = RESUME if plan.goes_on else TRAIN
-    if peer:
-        same_batch = keep_effective_batch(request.config, plan.environment, session)
-        return _take_part(kind, request.with_config(same_batch), task, predict)
-    with open_run_dir(plan, config, request.config, session) as (path, final):
-        run = Run(path, given)
-        out = _prior(task, final, predict, path)
-        if late is not None:
-            return _not_begun(run, late, out)
-        job = Job(kind, path, request.with_config(final), out, extra={"predicts": out is not None})
-        outcome = _launch_and_show(run, job, task, show, pressed)
+    with contextlib.ExitStack() as claim:  # another process looks for a run when that of this call is locked
+        with _before_the_run():
+            peer or claim.enter_context(claiming(Path(request.config.run.dir)))
+            plan = plan_resume(request.config, session, peer)
+        is_logged = plan.kind == "new" and prints_log(config.run.console)  # as its log says first
+        if show and plan.reason and not peer and config.run.console != "none" and not is_logged:
+            print(plan.reason, flush=True)
+        if plan.kind == "done":
+            assert plan.run is not None  # the run that is done
+            return _finish_done(Run(plan.run, given))
+        late = _no_time(config, request, None if peer else predict)
+        check_mirror(request.config)
+        kind = RESUME if plan.goes_on else TRAIN
+        if peer:
+            same_batch = keep_effective_batch(request.config, plan.environment, session)
+            return _take_part(kind, request.with_config(same_batch), task, predict)
+        with open_run_dir(plan, config, request.config, session) as (path, final):
+            claim.close()
+            run = Run(path, given)
+            out = _prior(task, final, predict, path)
+            if late is not None:
+                return _not_begun(run, late, out)
+            job = Job(kind, path, request.with_config(final), out, extra={"predicts": out is not None})
+            outcome = _launch_and_show(run, job, task, show, pressed)
     if not log_file(path).is_file():  # somebody has deleted it
         print(f"{path.name}: {outcome.reason}", file=sys.stderr)
         return replace(run, ended=outcome.status)

@@ -61,7 +61,7 @@ from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
 from ..runs.groups import DONE
 from ..runs.history import follow
-from ..runs.run_dir import GROUP_ORIGIN, check_links
+from ..runs.run_dir import GROUP_ORIGIN, Busy, check_links, claiming, is_locked, locked
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
@@ -1037,6 +1037,26 @@ def _asked_for(task: Any, config: Config | str | None, overrides: Sequence[str],
     return replace(composed, run=replace(composed.run, dir=new_request(composed).config.run.dir))
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #7f11dc28
+def _check_free(path: Path) -> None:
+    "Busy where another process trains the folds in `path`."
+    if is_locked(path):
+        raise Busy(
+            f"{path.name} is being worked on by another process. Wait for it, or leave resume out to begin anew."
+        )
+
+
+def _opened(held: contextlib.ExitStack, config: Config, label: str, resume: str | Path | None, trust: bool) -> Path:
+    "The folder of the folds, which is this process's until `held` is closed. The arguments: as for `open_folder`."
+    place = new_request(config).place
+    writes = place is None or place.rank == 0
+    check = _check_free if writes else lambda folder: None
+    with claiming(Path(config.run.dir)):
+        path = open_folder(config, label, ManyFolders("cv", partial(copied, trust=trust), check, trust), resume)
+        if writes:
+            held.enter_context(locked(path))
+    return path
+
+# %% ../../nbs/60_api/07_cross_validation.ipynb #93ec8b24
 def _trained(f: Folding) -> CrossValidation:
     "Train the folds, and put together what they have brought."
     try:
@@ -1091,21 +1111,21 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
     that is raised.
     """
     check_on_error(on_error)
+    held = contextlib.ExitStack()  # the folder's lock
     with interrupt_says("stopped before the cross-validation was begun; what was there stays. Run it again to begin."):
         config = _asked_for(task, config, overrides, folds)
         if predict is not None:
             check_test_prediction(task, config, predict)
         itself = _divides_itself(task, config)
         name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
-        folders = ManyFolders("cv", partial(copied, trust=trust), lambda folder: None, trust)
-        path = open_folder(config, name, folders, resume)
+        path = _opened(held, config, name, resume, trust)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
-    with interrupt_says(f"stopped before the first fold: {goes_on}"):
-        f = _begin(task, config, path, itself, show, trust)
-        if predict is not None and f.writes:
-            made = load_task(task) if isinstance(task, str) else task
-            f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
-    with interrupt_says(f"stopped: {goes_on}"):
+    with held, interrupt_says(f"stopped: {goes_on}"):
+        with interrupt_says(f"stopped before the first fold: {goes_on}"):
+            f = _begin(task, config, path, itself, show, trust)
+            if predict is not None and f.writes:
+                made = load_task(task) if isinstance(task, str) else task
+                f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
         cv = _trained(f)
     return _raised(cv, on_error, predict) if f.writes else cv
 

@@ -41,7 +41,9 @@ from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import places, plan_resume
 from spectrakit.runs.run_dir import (
     GROUP_SETTINGS,
+    Busy,
     Session,
+    claiming,
     find_runs,
     is_foreign,
     new_run_dir,
@@ -299,8 +301,9 @@ def _open_run(
     request = first.with_config(own)
     if request.place is not None or request.processes.per_node > 1 or config.distributed.num_nodes > 1:
         raise RequestError("Several processes train each run. Use distributed.world_size=1 to train runs at once.")
-    plan = plan_resume(request.config, session, False)
-    path, final = folders.enter_context(open_run_dir(plan, config, request.config, session))
+    with claiming(Path(request.config.run.dir)):
+        plan = plan_resume(request.config, session, False)
+        path, final = folders.enter_context(open_run_dir(plan, config, request.config, session))
     return {"run_dir": str(path), "config": to_dict(final), "resume": plan.goes_on}
 
 # %% ../../nbs/60_api/06_trial.ipynb #83aec364
@@ -491,7 +494,8 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
     - `folders`: of which kind it is
     - `resume`: a folder; 'auto': the best of `folders_like` that is not spoiled, else a new one; None: a new one
 
-    RequestError where the folder `resume` was made with other settings, is spoiled, or was not made here.
+    RequestError where the folder `resume` was made with other settings, is spoiled, or was not made here; Busy where
+    `check` of `folders` says so.
     """
     if resume is not None and str(resume) != "auto":
         named = named_folder(config, folders.what, resume)
@@ -500,6 +504,8 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
     for folder in folders_like(config, folders.what) if resume is not None else ():
         try:
             path = folders.go_on(config, label, folder)
+        except Busy:
+            raise
         except RequestError as error:
             leave_alone(folder, error)
         else:

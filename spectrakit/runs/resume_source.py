@@ -21,13 +21,16 @@ from .history import RunOutline, finished_text, outline
 from .resume_changes import changes_text, check_changes, code_change, same_task
 from spectrakit.runs.run_dir import (
     DEPTH,
+    Busy,
     Session,
+    busy_text,
     find_runs,
     is_foreign,
     is_locked,
     missing_files,
     near_names,
     not_a_run_text,
+    read_environment,
     unread_text,
 )
 from ..system.errors import RequestError
@@ -83,9 +86,24 @@ def _put_back(path: Path) -> Path:
     return path
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #5ba65c80
-def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
-    "The plan where the user named a run."
+def _runs_begun(config: Config) -> list[Path]:
+    "The runs in run.dir, also those that have no log and no checkpoint yet."
+    return [file.parent for file in Path(config.run.dir).glob("*/config.yaml")]
+
+
+def _check_copies(path: Path, config: Config) -> None:
+    "Busy where another process works on the run at `path`, or on a copy of it in run.dir."
+    run_id = read_environment(path).get("run_id")
+    copies = [other for other in _runs_begun(config) if run_id and read_environment(other).get("run_id") == run_id]
+    if (at_work := next(filter(is_locked, (path, *copies)), None)) is not None:
+        raise Busy(busy_text(at_work))
+
+# %% ../../nbs/35_runs/05_resume_source.ipynb #22371f24
+def _named_run_plan(path: Path, config: Config, session: Session, peer: bool) -> ResumePlan:
+    "The plan where the user named a run. `peer`: as in `plan_resume`."
     _check_is_run(path, config.run.dir)
+    if not peer:
+        _check_copies(path, config)
     _put_back(path)
     run, before = outline(path), compose(config=path / "config.yaml")
     changed = check_changes(run, before, config, session)
@@ -190,49 +208,64 @@ class _Strangers(RequestError):
     "The refusal of a run that has come to its end, and that nothing proves to be made here: no result of ours."
 
 
-def _judgement(run: RunOutline, config: Config, session: Session) -> dict | RequestError:
-    "Return the settings in which `run` differs and may, or why it is not taken, without reading its checkpoints."
+def _judgement(run: RunOutline, config: Config, session: Session, at_work: Path | None) -> dict | RequestError:
+    """Return the settings in which `run` differs and may, or why it is not taken, without reading its checkpoints.
+
+    `at_work`: the run, or a copy of it, that another process works on; None: there is none. One that fits is Busy.
+    """
     try:
         changed = check_changes(run, compose(config=run.path / "config.yaml"), config, session)
     except RequestError as error:
         return error
+    if at_work is not None:
+        return Busy(f"resume.source=auto: {busy_text(at_work, 'leave resume out to begin another one, ')}")
     if run.done and not changed and not session.trust and is_foreign(run.path):
         condition = "has finished and was not made here; trust=True, or --trust, takes it as result"
         return _Strangers(f" ({place(run.path)} {condition})")
     return changed
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #2d82aea1
-def _free_runs(paths: Iterable[Path], config: Config, peer: bool) -> tuple[list[RunOutline], str]:
-    "Return the runs of this task that no other process works on and that have a checkpoint; a note on the others."
-    runs = [outline(_put_back(path)) for path in paths if not missing_files(path) and _is_of_task(path, config)]
-    busy = set() if peer else {run.run_id for run in runs if is_locked(run.path)}
-    names = sorted(run.path.name for run in runs if run.run_id in busy)
-    note = f" ({', '.join(names)}: another process works on it)" if names else ""
-    return [run for run in runs if run.run_id not in busy and run.step >= 0], note
+def _runs_of_task(paths: Iterable[Path], config: Config, peer: bool) -> tuple[list[RunOutline], dict[str, Path]]:
+    "Return the runs of this task that have a checkpoint or are at work; by id those that another process works on."
+    paths = [path for path in paths if _is_of_task(path, config)]
+    at_work = [] if peer else [path for path in paths if is_locked(path)]  # first: one that ends now has its end there
+    runs = [outline(_put_back(path)) for path in paths if path in at_work or not missing_files(path)]
+    busy = {run.run_id: run.path for run in runs if run.path in at_work}
+    return [run for run in runs if run.step >= 0 or run.run_id in busy], busy
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #52081770
-def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePlan:
-    "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
-    folders, unread = places(config), list[Path]()
-    paths = {path.resolve(): path for folder, depth in folders for path in find_runs(folder, depth, unread)}
-    free, note = _free_runs(paths.values(), config, peer)
-    passed, refused = "", []
-    for run, judged in _judged_runs(free, lambda run: _judgement(run, config, session)):
-        if not isinstance(judged, RequestError):
-            total = len({candidate.run_id for candidate in free})
-            return _chosen_plan(run, judged, config, total, note + passed + unread_text(unread))
-        if isinstance(judged, _Strangers):
-            passed = passed or str(judged)
-        else:
-            passed = passed or _passed_over(run, session)
-            refused += [] if run.done else [(run, judged)]
+def _raise_refusal(refused: list[tuple[RunOutline, RequestError]], free: list[RunOutline]) -> None:
+    "Raise the first refusal of a run that has a whole checkpoint in one of its copies, all of which are among `free`."
     for run, error in refused:
         copies = [other for other in reversed(free) if other.run_id == run.run_id]
         if any(outline(copy.path, hashes=True).step >= 0 for copy in copies):
             raise error
-    where = ", ".join(str(folder) for folder, _ in folders if folder.is_dir())
-    found = f"no run of this task to resume was found in {where}" if where else "there are no runs here yet"
-    return ResumePlan("new", f"resume.source=auto: {found}; a new one begins{note}{passed}{unread_text(unread)}")
+
+
+def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePlan:
+    "The plan for resume.source=auto: the furthest run of this task whose settings fit, or a new one."
+    folders, unread = places(config), list[Path]()
+    found = [path for folder, depth in folders for path in find_runs(folder, depth, unread)]
+    paths = {path.resolve(): path for path in [*found, *_runs_begun(config)]}
+    runs, busy = _runs_of_task(paths.values(), config, peer)
+    free = [run for run in runs if run.run_id not in busy]
+    note = f" ({', '.join(sorted(path.name for path in busy.values()))}: another process works on it)" if busy else ""
+    passed, refused = "", []
+    for run, judged in _judged_runs(runs, lambda run: _judgement(run, config, session, busy.get(run.run_id))):
+        if not isinstance(judged, RequestError):
+            total = len({candidate.run_id for candidate in free})
+            return _chosen_plan(run, judged, config, total, note + passed + unread_text(unread))
+        if isinstance(judged, Busy):
+            raise judged
+        if isinstance(judged, _Strangers):
+            passed = passed or str(judged)
+        elif run.run_id not in busy:
+            passed = passed or _passed_over(run, session)
+            refused += [] if run.done else [(run, judged)]
+    _raise_refusal(refused, free)
+    where = ", ".join(str(folder) for folder, _ in folders if next(folder.glob("*"), None))
+    none = f"no run of this task to resume was found in {where}" if where else "there are no runs here yet"
+    return ResumePlan("new", f"resume.source=auto: {none}; a new one begins{note}{passed}{unread_text(unread)}")
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:
@@ -252,6 +285,6 @@ def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumeP
             path = kept  # the name of a run, as `spectrakit runs` tells it
         if re.fullmatch(r"step-\d{8,}", path.name) or (path / "manifest.json").is_file():
             return _checkpoint_plan(path, config, session)
-        return _named_run_plan(path, config, session)
+        return _named_run_plan(path, config, session, peer)
     except OSError as error:
         raise RequestError(f"{source!r} cannot be read: {error.strerror or error}. Check who may read it.") from None

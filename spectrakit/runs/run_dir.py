@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_FILES_EACH', 'GROUP_FILES', 'GROUP_SETTINGS', 'GROUP_ORIGIN',
-           'RECORDS', 'reserve_folder', 'new_run_dir', 'check_mirror', 'versions', 'Session', 'environment', 'locked',
-           'is_locked', 'missing_files', 'not_a_run_text', 'check_links', 'find_runs', 'unread_text', 'kind_of',
-           'runs_folder', 'runs_in', 'run_names', 'near_names', 'named_run', 'read_environment', 'read_summary',
-           'update_environment', 'write_environment', 'newest_environments', 'is_attached', 'is_foreign', 'write_mark']
+           'RECORDS', 'reserve_folder', 'new_run_dir', 'check_mirror', 'versions', 'Session', 'environment', 'Busy',
+           'busy_text', 'locked', 'is_locked', 'claiming', 'missing_files', 'not_a_run_text', 'check_links',
+           'find_runs', 'unread_text', 'kind_of', 'runs_folder', 'runs_in', 'run_names', 'near_names', 'named_run',
+           'read_environment', 'read_summary', 'update_environment', 'write_environment', 'newest_environments',
+           'is_attached', 'is_foreign', 'write_mark']
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fcf4
 import contextlib
@@ -167,8 +168,11 @@ def environment(config: Config, session: Session) -> dict:
     }
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc03
-def _try_lock(handle: int, wait_s: float = 0) -> bool:
-    "Whether this process now holds the lock on an open file. Where the system has no such locks, it always does."
+def _try_lock(handle: int, wait_s: float = 0, shared: bool = False) -> bool:
+    """Whether this process now holds the lock on an open file. Where the system has no such locks, it always does.
+
+    `shared`: with others that only ask for it so, such as those that look whether it is held (default False).
+    """
     try:
         import fcntl
     except ImportError:
@@ -176,7 +180,7 @@ def _try_lock(handle: int, wait_s: float = 0) -> bool:
     if wait_s:
         time.sleep(wait_s)  # `is_locked` of another process holds it for a moment
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
@@ -194,9 +198,18 @@ def _unlock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #06a2d893
+class Busy(RequestError):
+    "Another process works on a run, or on a group of runs, which is named."
+
+
+def busy_text(path: Path, how: str = "") -> str:
+    "The sentence on a run that another process works on. `how`: the start of another way out (default: none)."
+    return f"{path.name} is being worked on by another process. Wait for it, {how}or stop it: touch {path}/STOP"
+
+# %% ../../nbs/35_runs/01_run_dir.ipynb #dad0c2e4
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    "Hold the run's lock. RequestError where another process works on the run, or the folder cannot be written."
+    "Hold the run's lock. Busy where another process works on the run; RequestError if the folder cannot be written."
     try:
         handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -205,9 +218,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         ) from None
     try:
         if not any(_try_lock(handle, wait_s) for wait_s in (0, 0.02, 0.1)):
-            raise RequestError(
-                f"{run_dir.name} is being worked on by another process. Wait for it, or stop it: touch {run_dir}/STOP"
-            )
+            raise Busy(busy_text(run_dir))
         try:
             yield
         finally:
@@ -223,10 +234,64 @@ def is_locked(run_dir: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _try_lock(handle)
+        return not _try_lock(handle, shared=True)
     finally:
         _unlock(handle)
         os.close(handle)
+
+# %% ../../nbs/35_runs/01_run_dir.ipynb #024656cf
+_PATIENCE_S = 10.0  # before it is said that something is waited for
+
+
+def _lock_folder(folder: Path, wait_s: float = 0.05) -> int | None:
+    "Wait until this process alone has `folder`; the open folder, or None if the folder, or the system, knows no locks."
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # such as on Windows
+        return None
+    until: float | None = time.monotonic() + _PATIENCE_S
+    while not _try_lock(handle):
+        time.sleep(wait_s)
+        if until is not None and time.monotonic() > until:
+            print(f"Waiting for another process that begins a run in {place(folder)}", file=sys.stderr)
+            until = None
+    if _is_same(handle, folder):
+        return handle
+    os.close(handle)
+    return _lock_folder(folder) if folder.is_dir() else None  # it was removed meanwhile, and made anew
+
+
+def _is_same(handle: int, folder: Path) -> bool:
+    "Whether the open folder is the one that has this name now."
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(handle), os.stat(folder))
+    return False
+
+# %% ../../nbs/35_runs/01_run_dir.ipynb #9a52b321
+@contextlib.contextmanager
+def claiming(folder: Path) -> Iterator[None]:
+    """Within this block no other process looks for a run in `folder`, or begins one there.
+
+    The folder is made where it is missing, and removed again where nothing was made in it. One that cannot be
+    written is not waited for: no run begins there.
+    """
+    folder, handle = folder.absolute(), None
+    while handle is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            break
+        handle = _lock_folder(folder)
+        if handle is None and folder.is_dir():
+            break  # no such locks here
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # only if it is empty
+        if handle is not None:
+            _unlock(handle)
+            os.close(handle)
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #25b65bba
 RUN_FILES = ("config.yaml", "events.jsonl")  # without these two a folder is no run

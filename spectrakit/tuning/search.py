@@ -33,7 +33,7 @@ from ..handover.job import load_task, with_task
 from ..handover.request import RunRequest, new_request
 from ..predictions.held_out import divides_itself
 from ..runs.groups import DONE, check_made_here, foreign_members
-from ..runs.run_dir import GROUP_ORIGIN, check_links
+from ..runs.run_dir import GROUP_ORIGIN, check_links, claiming
 from ..system.errors import RequestError
 from ..system.files import is_inside
 from ..system.signals import ends_softly, hears_hang_up, interrupt_says, interrupts
@@ -403,7 +403,8 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
         request = new_request(config)
         if request.place is not None:
             raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
-        path, dimensions = _open(task, config, resume, trust)
+        with claiming(Path(config.run.dir)):  # of two that look for one both find the same
+            path, dimensions = _open(task, config, resume, trust)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
     with interrupt_says(f"stopped: {goes_on}"), at_work(path):
         with interrupt_says(f"stopped before the first trial: {goes_on}"):

@@ -404,7 +404,10 @@ def test_a_run_that_another_process_works_on_is_not_taken(here):
     with locked(run.path):
         with pytest.raises(RequestError, match="another process"):
             resume(run, Tiny(), show=False)
-        other = fit(Tiny(), settings(), resume="auto", show=False)
+        with pytest.raises(RequestError, match=f"resume.source=auto: {run.path.name} is being worked on by another"):
+            fit(Tiny(), settings(), resume="auto", show=False)
+        assert [path.name for path in (here / "runs").iterdir()] == [run.path.name]
+        other = fit(Tiny(), settings("optimizer.lr=0.5"), resume="auto", show=False)  # no duplicate of that
     assert other.path != run.path and any("another process" in e.get("text", "") for e in other.events)
     assert last_event(other.events, "restart") is None
 
