@@ -114,7 +114,11 @@ _FIRST = r"(?:(?<![A-Za-z0-9_{}])|(?<=\\[nrt])|(?<=%[0-9A-F][0-9A-F]))"
 _TABLE = (  # whose, its beginnings, what follows, and what may not
     ("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_", _A + "{36,255}"),
     ("GitHub token", "github_pat_", r"\w{36,255}"),
-    ("GitLab token", "glpat- gldt- glrt- glft- glsoat- glcbt- glimt- glagent- glptt- GR1348941", _W + "{20,300}"),
+    (
+        "GitLab token",
+        "glpat- gldt- glrt- glft- glsoat- glcbt- glimt- glagent- glptt- gloas- GR1348941",
+        _W + "{20,300}",
+    ),
     ("Hugging Face token", "hf_ api_org_", _A + "{30,60}"),
     ("Weights & Biases key", "wandb_v1_ wandb_v2_", _W + "{40,200}"),
     ("Kaggle token", "KGAT_", _HEX + "{32}"),
@@ -122,6 +126,7 @@ _TABLE = (  # whose, its beginnings, what follows, and what may not
     ("OpenAI or Anthropic key", "sk-", _A + "{32,400}"),
     ("Groq, Perplexity or Replicate key", "gsk_ pplx- r8_", _A + "{32,200}"),
     ("AWS key", "AKIA ASIA ABIA ACCA", r"[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    ("AWS key", "A3T", "[A-Z0-9]{17}(?![A-Za-z0-9])"),
     ("AWS key", "ABSK", "[A-Za-z0-9+/]{100,300}={0,2}"),
     ("Google key", "AIza", _W + "{35}"),
     ("Google key", "GOCSPX- ya29.", _W + "{20,400}"),
@@ -145,7 +150,8 @@ _TABLE = (  # whose, its beginnings, what follows, and what may not
     ("Docker token", "dckr_pat_ dckr_oat_", _W + "{20,100}"),
     ("SendGrid key", "SG.", r"[\w-]{16,32}\.[\w-]{16,64}"),
     ("Mailgun key", "key-", _HEX + "{32}(?![0-9a-f])"),
-    ("Twilio key", "SK", _HEX + "{32}(?![0-9A-Za-z])"),
+    ("Twilio key", "SK AC", _HEX + "{32}(?![0-9A-Za-z])"),
+    ("Square key", "sq0csp- sq0atp-", _W + "{22,60}"),
     ("Shopify token", "shpat_ shpca_ shppa_ shpss_", "[A-Fa-f0-9]{32}"),
     ("Vault token", "hvs. hvb.", _W + "{24,300}"),
     ("Grafana token", "glc_ glsa_", "[A-Za-z0-9+/_]{32,400}={0,2}"),
@@ -187,9 +193,14 @@ def _form(whose: str, starts: str, body: str) -> Form:
 # %% ../../nbs/00_system/00_masking.ipynb #e1778113
 _BEGIN, _END = (rf"-----{word} [A-Z0-9 ]{{0,40}}PRIVATE KEY(?: BLOCK)?-----" for word in ("BEGIN", "END"))
 _BETWEEN = r"[^A-Za-z0-9+/=]{1,8}(?:[A-Za-z_ -]{1,40}[^A-Za-z0-9+/]{1,8})?"  # the number of a key and its secret
+_PUTTY = (  # the first line of a key of PuTTY's, and the fields and lines below it
+    r"PuTTY-User-Key-File-[0-9]{1,2}[^\r\n]{0,100}+(?:\r?\n(?:[A-Z][A-Za-z0-9-]{3,30}: [^\r\n]{0,100}+"
+    r"|[A-Za-z0-9+/=]{1,100}+(?![^\r\n]))){0,200}+"
+)
 _SCHEME = r"""\\?["']?[ \t]{0,4}[:=][ \t]{0,4}\\?["']?(?:[a-z-]{2,20}[ \t]{1,4})?"""
 _OTHERS = (
     ("private key", ("PRIVATE KEY",), rf"(?P<secret>{_BEGIN}(?:[^-]|-(?!----)){{0,20000}}+(?:{_END})?)"),
+    ("private key", ("PuTTY-User-Key-File-",), rf"(?P<secret>{_PUTTY})"),
     ("password", ("://",), r"(?<=://)[^\s/:@\"'<>]{0,200}:(?P<secret>(?![${])[^\s/\"'<>]{1,400})@"),
     (
         "user's password",
@@ -210,10 +221,17 @@ _OTHERS = (
     ("Bearer token", ("earer", "EARER"), r"(?i:\bbearer[ \t]{1,4})(?P<secret>[A-Za-z0-9._~+/=-]{12,4000})"),
     ("Basic password", ("asic ", "ASIC "), r"(?i:\bbasic[ ]{1,4})(?P<secret>[A-Za-z0-9+/]{8,2000}={0,2})"),
     ("cookie", ("ookie:", "OOKIE:"), r"(?i:\bcookie:)[ ]{0,4}(?P<secret>[^\r\n\"']{8,4000})"),
-    ("Telegram token", (":AA",), r"(?<![0-9])(?P<secret>[0-9]{6,12}:AA[A-Za-z0-9_-]{32,34})(?![A-Za-z0-9_-])"),
+    ("Telegram token", (":",), r"(?<![0-9])(?P<secret>[0-9]{6,12}:(?:AA[\w-]{32,34}|[\w-]{35}))(?![\w-])"),
     ("Discord token", (".",), r"(?<![\w.-])(?P<secret>[MNO][\w-]{22,27}\.[\w-]{6}\.[\w-]{27,45})(?![\w.-])"),
     ("Azure key", ("Q~",), r"(?<![\w~.])(?P<secret>[\w~.]{3}[0-9]Q~[\w~.-]{31,34})(?![\w~.-])"),
     ("Terraform token", (".atlasv1.",), r"(?<![A-Za-z0-9])(?P<secret>[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,70})"),
+    (
+        "Artifactory key",
+        ("AKC", "AP"),
+        r"(?<![A-Za-z0-9])(?P<secret>AKC[A-Za-z0-9]{10,200}|AP[0-9A-F][A-Za-z0-9]{25,200})",
+    ),
+    ("Mailchimp key", ("-us",), r"(?<![A-Za-z0-9])(?P<secret>[0-9a-z]{32}-us[0-9]{1,2})(?![A-Za-z0-9])"),
+    ("SoftLayer key", ("api.softlayer.com/soap/",), r"softlayer\.com/soap/v3(?:\.1)?/(?P<secret>[a-z0-9]{64})"),
     ("Airtable token", ("pat",), r"\b(?P<secret>pat[A-Za-z0-9]{14}\.[0-9a-f]{64})"),
     ("Kaggle key", ("key",), r"""["']key\\?["'][ ]{0,4}:[ ]{0,4}\\?["'](?P<secret>[0-9a-f]{32})(?![0-9a-f])"""),
     ("Weights & Biases key", ("wandb login",), r"\bwandb login[ ](?:--[\w-]{1,20}[ ]){0,3}(?P<secret>[0-9a-f]{40})\b"),
@@ -242,7 +260,7 @@ def _is_right(whose: str, secret: str) -> bool:
             told = base64.b64decode(secret + "=" * (-len(secret) % 4), validate=True).decode()
             return ":" in told and told.isprintable()
         return False
-    if whose == "AWS secret":
+    if whose in ("AWS secret", "Artifactory key", "Telegram token"):
         return _mixed(secret) == 3
     if whose == "user's password":  # `docker -u 100000:100000` is none
         return bool(re.search("[0-9]", secret)) and not secret.isdigit()
@@ -632,13 +650,13 @@ def masked_value(value: Any, name: str = "") -> Any:
 # %% ../../nbs/00_system/00_masking.ipynb #e808b907
 _HELD = 65_536  # characters of a line that does not end
 _MOST_NAME = 300  # characters of a name, with its sign, that a secret stands behind
-_OPEN_KEY = re.compile(_BEGIN + r"(?:[^-]|-(?!----)){0,20000}+\Z")
+_OPEN_KEY = re.compile(rf"(?:{_BEGIN}(?:[^-]|-(?!----)){{0,20000}}+|{_PUTTY}(?:\r?\n)?)\Z")
 _OPEN_BLOCK = re.compile(rf"{_HEAD}{_LINE}{{0,40}}+\Z", re.M)
 
 
 def _before_open(text: str) -> int:
     "Return the place before the last lines of `text` that may be the beginning of a secret with more lines."
-    key = _OPEN_KEY.search(text, max(0, text.rfind("-----BEGIN ")))
+    key = _OPEN_KEY.search(text, max(0, text.rfind("-----BEGIN "), text.rfind("PuTTY-User-Key-File-")))
     blocks = _OPEN_BLOCK.finditer(text) if any(stem in text.lower() for stem in _STEMS) else ()
     begins = [block.start() for block in blocks if secrecy(block[2])]
     return min([*begins, *([key.start()] if key else [])], default=len(text))
