@@ -6974,8 +6974,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'spectrakit/runs/resume_source.py'),
                                                'spectrakit.runs.resume_source._Strangers': ( '35_runs/resume_source.html#_strangers',
                                                                                              'spectrakit/runs/resume_source.py'),
-                                               'spectrakit.runs.resume_source._check_copies': ( '35_runs/resume_source.html#_check_copies',
-                                                                                                'spectrakit/runs/resume_source.py'),
                                                'spectrakit.runs.resume_source._check_is_run': ( '35_runs/resume_source.html#_check_is_run',
                                                                                                 'spectrakit/runs/resume_source.py'),
                                                'spectrakit.runs.resume_source._checkpoint_plan': ( '35_runs/resume_source.html#_checkpoint_plan',

@@ -30,7 +30,6 @@ from spectrakit.runs.run_dir import (
     missing_files,
     near_names,
     not_a_run_text,
-    read_environment,
     unread_text,
 )
 from ..system.errors import RequestError
@@ -90,20 +89,10 @@ def _runs_begun(config: Config) -> list[Path]:
     "The runs in run.dir, also those that have no log and no checkpoint yet."
     return [file.parent for file in Path(config.run.dir).glob("*/config.yaml")]
 
-
-def _check_copies(path: Path, config: Config) -> None:
-    "Busy where another process works on the run at `path`, or on a copy of it in run.dir."
-    run_id = read_environment(path).get("run_id")
-    copies = [other for other in _runs_begun(config) if run_id and read_environment(other).get("run_id") == run_id]
-    if (at_work := next(filter(is_locked, (path, *copies)), None)) is not None:
-        raise Busy(busy_text(at_work))
-
 # %% ../../nbs/35_runs/05_resume_source.ipynb #22371f24
-def _named_run_plan(path: Path, config: Config, session: Session, peer: bool) -> ResumePlan:
-    "The plan where the user named a run. `peer`: as in `plan_resume`."
+def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
+    "The plan where the user named a run."
     _check_is_run(path, config.run.dir)
-    if not peer:
-        _check_copies(path, config)
     _put_back(path)
     run, before = outline(path), compose(config=path / "config.yaml")
     changed = check_changes(run, before, config, session)
@@ -285,6 +274,6 @@ def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumeP
             path = kept  # the name of a run, as `spectrakit runs` tells it
         if re.fullmatch(r"step-\d{8,}", path.name) or (path / "manifest.json").is_file():
             return _checkpoint_plan(path, config, session)
-        return _named_run_plan(path, config, session, peer)
+        return _named_run_plan(path, config, session)
     except OSError as error:
         raise RequestError(f"{source!r} cannot be read: {error.strerror or error}. Check who may read it.") from None

@@ -71,16 +71,6 @@ def test_one_of_three_trains_and_the_others_name_its_run(here, found):
     assert not is_locked(made) and json.loads((made / "summary.json").read_text())["status"] == "completed"
 
 
-def test_a_run_that_is_named_is_copied_once(here):
-    run = cut_run(here)
-    (here / "theirs").mkdir()
-    named = Path(shutil.move(run, here / "theirs" / run.name))
-    named.chmod(0o755)
-    ended, _ = three(here, f"resume.source={named}", "checkpoint.mirror=theirs")
-    assert all("is being worked on by another process" in err for _, _, err in ended)
-    assert len(list((here / "runs").glob("*"))) <= 1
-
-
 def test_folds_are_trained_by_one_of_three(here):
     ended, _ = three(here, "folds.count=2", "folds.stacked=false", "--resume", "auto", command="cross-validate")
     (group,) = (here / "runs").iterdir()
