@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'only_plain', 'plain_values', 'find_unsaveable',
            'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'put_back',
-           'save_checkpoint', 'read_manifest', 'verify', 'checkpoints', 'read_pointer', 'averaged_names',
-           'write_averaged_names', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint', 'load_weights',
-           'load_state', 'prove_loadable', 'add_average', 'drop_averages', 'read_back', 'rehearse', 'random_state',
-           'restore_random_state']
+           'save_checkpoint', 'read_manifest', 'verify', 'is_own', 'take_over', 'checkpoints', 'read_pointer',
+           'averaged_names', 'write_averaged_names', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint',
+           'load_weights', 'load_state', 'prove_loadable', 'add_average', 'drop_averages', 'read_back', 'rehearse',
+           'random_state', 'restore_random_state']
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fcf4
 import contextlib
@@ -24,6 +24,7 @@ from typing import Any
 
 from .background import ProcessEnding, check_ending, torch_section
 from ..system.files import file_sha256, fsync_path, read_bounded, write_atomic
+from ..system.origin import has_mark, mark_of
 
 SCHEMA = 1
 _PIECE = 2**24  # bytes that are copied at a time
@@ -263,6 +264,19 @@ class CheckpointContent:
             files.update({f"rank-{rank:05d}.pt": state for rank, state in enumerate(self.ranks)})
         return plain_values(files)
 
+# %% ../../nbs/20_checkpoint/01_store.ipynb #a1f3c0de
+def _content(manifest: dict) -> bytes:
+    "The bytes that the mark in a manifest is about: all else in it, the hashes of the files among that."
+    return json.dumps({k: v for k, v in manifest.items() if k != "origin"}, sort_keys=True).encode()
+
+
+def _write_manifest(folder: Path, manifest: dict, own: bool = True) -> None:
+    "Write the manifest of the checkpoint at `folder`; with the mark that this user's processes made it, if `own`."
+    manifest = {k: v for k, v in manifest.items() if k != "origin"}
+    if own:
+        manifest["origin"] = mark_of(str(manifest["step"]), _content(manifest), "checkpoint")
+    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc05
 def _write_files(folder: Path, step: int, content: CheckpointContent) -> None:
     "The files of one checkpoint, flushed, with a manifest of their sizes and hashes written last."
@@ -284,7 +298,7 @@ def _write_files(folder: Path, step: int, content: CheckpointContent) -> None:
         **({"base": content.base} if content.base else {}),
         "files": dict(sorted(files.items())),
     }
-    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    _write_manifest(folder, manifest)
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc06
 @dataclass(frozen=True)
@@ -425,6 +439,20 @@ def verify(path: Path, hashes: bool = True) -> list[str]:
         if problem:
             problems.append(f"{path.name}/{name} {problem}")
     return problems
+
+# %% ../../nbs/20_checkpoint/01_store.ipynb #b2292b96
+def is_own(path: Path) -> bool:
+    """Whether this user's processes wrote the checkpoint at `path`, as its manifest has it, or took it over.
+
+    CheckpointError where it has no manifest. Whether the files are those of the manifest is asked of `verify`.
+    """
+    manifest = read_manifest(path)
+    return has_mark(str(manifest["step"]), _content(manifest), manifest.get("origin"), "checkpoint")
+
+
+def take_over(path: Path) -> None:
+    "Mark the checkpoint at `path` as one that this user has agreed to go on with. OSError where it cannot be written."
+    _write_manifest(path, read_manifest(path))
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #23a2fc08
 def checkpoints(folder: Path) -> list[Path]:
@@ -663,9 +691,7 @@ def add_average(path: Path, weights: dict, steps: list[int]) -> Saved:
         with _HashedFile(there / AVERAGED) as file:
             write_tensors(file, weights)
         files = dict(sorted({**kept, AVERAGED: file.manifest_entry()}.items()))
-        write_atomic(
-            there / "manifest.json", json.dumps({**manifest, "averaged": steps, "files": files}, indent=1) + "\n"
-        )
+        _write_manifest(there, {**manifest, "averaged": steps, "files": files}, is_own(path))
         _read_tensors(there / AVERAGED)
         if wrong := verify(there):
             raise CheckpointError(wrong[0])
@@ -680,8 +706,9 @@ def drop_averages(folder: Path) -> None:
             continue
         manifest = read_manifest(path)
         files = {name: entry for name, entry in manifest["files"].items() if name != AVERAGED}
+        own = is_own(path)
         manifest.pop("averaged", None)
-        write_atomic(path / "manifest.json", json.dumps({**manifest, "files": files}, indent=1) + "\n")
+        _write_manifest(path, {**manifest, "files": files}, own)
         (path / AVERAGED).unlink()
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #31166a9d

@@ -35,6 +35,7 @@ from spectrakit.runs.run_dir import (
     Session,
     check_links,
     environment,
+    foreign_checkpoints,
     is_locked,
     locked,
     new_run_dir,
@@ -268,6 +269,12 @@ def _take_back(plan: ResumePlan, path: Path, before: dict[str, str | None], asid
             aside.unlink(missing_ok=True)
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #a3db2a96
+def _manifests(path: Path) -> dict[str, str | None]:
+    "The manifests of checkpoints that will be taken over, by their names in the run at `path`."
+    files = [checkpoint / "manifest.json" for checkpoint in foreign_checkpoints(path)]
+    return {str(file.relative_to(path)): text for file in files if (text := _text(file)) is not None}
+
+
 @contextlib.contextmanager
 def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Session) -> Iterator[tuple[Path, Config]]:
     """The run's folder, locked, with its settings and facts written, and the settings to train with.
@@ -281,7 +288,7 @@ def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Se
     path = _make_folder(plan, resolved)
     with contextlib.ExitStack() as after:
         after.enter_context(locked(path))
-        before = {name: _text(path / name) for name in RECORDS}
+        before = {name: _text(path / name) for name in RECORDS} | _manifests(path)
         aside = None
         try:
             facts = environment(recorded, session)

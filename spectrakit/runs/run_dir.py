@@ -8,7 +8,7 @@ __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_FILES_EACH', 'GROU
            'busy_text', 'locked', 'is_locked', 'claiming', 'missing_files', 'not_a_run_text', 'check_links',
            'find_runs', 'unread_text', 'kind_of', 'runs_folder', 'runs_in', 'run_names', 'near_names', 'named_run',
            'read_environment', 'read_summary', 'update_environment', 'write_environment', 'newest_environments',
-           'is_attached', 'is_foreign', 'write_mark']
+           'is_attached', 'is_foreign', 'foreign_checkpoints', 'write_mark']
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fcf4
 import contextlib
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..checkpoint.store import CheckpointError, checkpoints, is_own, take_over
 from ..config.compose import compose, sha256
 from ..config.profile_files import place
 from ..config.resolve import ignored_settings, platform_notes, resolve_env
@@ -510,7 +511,7 @@ def _marked_files(path: Path) -> tuple[Path, Path]:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether nothing proves that the run at `path` was made here by this user, with the settings that it has now.
+    """Whether nothing proves that the run at `path` was made here by this user, with today's settings and weights.
 
     So for a group of runs, of which this says nothing about the runs in it.
     """
@@ -520,7 +521,17 @@ def is_foreign(path: Path) -> bool:
         text = read_bounded(path, settings, _MOST_BYTES)
     except OSError:
         return True
-    return is_attached(path) or not has_mark(facts.get("run_id"), text, facts.get("origin"))
+    marked = has_mark(facts.get("run_id"), text, facts.get("origin"))
+    return is_attached(path) or not marked or bool(foreign_checkpoints(path))
+
+
+def foreign_checkpoints(path: Path) -> list[Path]:
+    "Checkpoints of the run at `path` that nothing proves were made here; those without a manifest are never loaded."
+    found = []
+    for checkpoint in checkpoints(path / "checkpoints"):
+        with contextlib.suppress(CheckpointError):
+            found += [] if is_own(checkpoint) else [checkpoint]
+    return found
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #c1220dd3
 def write_mark(path: Path) -> None:
@@ -528,4 +539,6 @@ def write_mark(path: Path) -> None:
     settings, file = _marked_files(path)
     facts = {"run_id": uuid.uuid4().hex, **read_mapping(file, _MOST_BYTES)}
     mark = mark_of(facts["run_id"], settings.read_bytes())
+    for checkpoint in foreign_checkpoints(path):
+        take_over(checkpoint)
     write_atomic(file, json.dumps(masked_value({**facts, "origin": mark}), indent=1) + "\n")

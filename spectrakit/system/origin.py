@@ -64,8 +64,18 @@ def _make_key(folder: Path) -> None:
 # %% ../../nbs/00_system/09_origin.ipynb #4197f0b5
 @functools.cache
 def _own_key() -> bytes:
-    "The key of this process, for where none can be kept."
+    "A key that no file holds."
     return secrets.token_bytes(_KEY_BYTES)
+
+
+def _shared_key() -> bytes:
+    "The key of this process and of those that it starts, for where none can be kept: they inherit it as a variable."
+    text = os.environ.setdefault("SPECTRAKIT_SESSION_KEY", _own_key().hex())
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    return key if len(key) == _KEY_BYTES else _own_key()
 
 
 def _key() -> bytes:
@@ -75,23 +85,24 @@ def _key() -> bytes:
         with contextlib.suppress(OSError):
             _make_key(file.parent)
         key = _read_key(file)
-    return _own_key() if key is None else key
+    return _shared_key() if key is None else key
 
 # %% ../../nbs/00_system/09_origin.ipynb #4cd446c0
-def mark_of(run_id: str, settings: bytes) -> str:
-    """What proves that this user's processes made a run.
+def mark_of(name: str, content: bytes, kind: str = "run") -> str:
+    """What proves that this user's processes made a run, or another thing.
 
-    `run_id`: its random name. `settings`: the bytes of its config.yaml.
+    `name`: the random id of the run. `content`: the bytes of its config.yaml. `kind`: of what this is the mark; one of
+    one kind is none of another.
     """
-    text = f"spectrakit run 1\0{run_id}\0{hashlib.sha256(settings).hexdigest()}"
+    text = f"spectrakit {kind} 1\0{name}\0{hashlib.sha256(content).hexdigest()}"
     return hmac.new(_key(), text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
 
-def has_mark(run_id: object, settings: bytes, mark: object) -> bool:
-    "Whether `mark` is the one of this run; `run_id` and `mark` may be anything that a file says."
-    if not isinstance(run_id, str) or not isinstance(mark, str):
+def has_mark(name: object, content: bytes, mark: object, kind: str = "run") -> bool:
+    "Whether `mark` is the one of this run, or thing; `name` and `mark` may be anything that a file says."
+    if not isinstance(name, str) or not isinstance(mark, str):
         return False
-    return hmac.compare_digest(mark.encode("utf-8", "surrogatepass"), mark_of(run_id, settings).encode())
+    return hmac.compare_digest(mark.encode("utf-8", "surrogatepass"), mark_of(name, content, kind).encode())
 
 # %% ../../nbs/00_system/09_origin.ipynb #c1b42fd9
 def accept(digest: str) -> None:
