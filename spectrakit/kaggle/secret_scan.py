@@ -15,6 +15,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -391,7 +392,10 @@ _TEXTS = frozenset(
 )
 
 
-_HEAD_BYTES, _MOST_FILES = 2**21, 500
+_HEAD_BYTES, _MOST_FILES = 2**21, 5000
+_NOT_SEARCHED = Leak(
+    "files that were not searched for keys", f"all after the first {_MOST_FILES:,}; one may stand there", sure=False
+)
 
 # %% ../../nbs/66_kaggle/02_secret_scan.ipynb #b3b5c6f9
 def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
@@ -427,6 +431,8 @@ def leaks_in_file(path: Path) -> list[tuple[Leak, str]]:
 def _leaks_in_archive(path: Path) -> Iterator[tuple[Leak, str]]:
     "Of the members of a ZIP file: those that hold keys by their name, and the beginnings of small texts."
     with zipfile.ZipFile(path) as archive:
+        if len(archive.infolist()) > _MOST_FILES:
+            yield _NOT_SEARCHED, path.name
         for member in archive.infolist()[:_MOST_FILES]:
             name = member.filename.rpartition("/")[2]
             if _BY_NAME.fullmatch(name):
@@ -441,7 +447,9 @@ def leaks_in_folder(folder: Path, besides: frozenset[str] = frozenset()) -> list
     "(key, its file) of the files in `folder` and three folders below, without those of the names `besides`."
     files = (p for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for p in sorted(folder.glob(pattern)))
     own = (p for p in files if p.is_file() and not p.is_symlink() and ".git" not in p.relative_to(folder).parts)
-    chosen = [
-        p for p, _ in zip(own, range(_MOST_FILES), strict=False) if p.relative_to(folder).as_posix() not in besides
-    ]
-    return [leak for path in chosen for leak in leaks_in_file(path)]
+    texts = (
+        p for p in own if p.suffix.lower() in (*_TEXTS, ".zip") or p.name.startswith(".") or _BY_NAME.fullmatch(p.name)
+    )
+    chosen = list(islice((p for p in texts if p.relative_to(folder).as_posix() not in besides), _MOST_FILES + 1))
+    missed = [(_NOT_SEARCHED, chosen.pop().name)] if len(chosen) > _MOST_FILES else []
+    return [leak for path in chosen for leak in leaks_in_file(path)] + missed

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from test_check import kernel
 
+from spectrakit.kaggle import secret_scan
 from spectrakit.kaggle.check import check_kernel
 from spectrakit.kaggle.metadata import KERNEL_FILE
-from spectrakit.kaggle.secret_scan import leaks_in, leaks_in_bytes, leaks_in_code, leaks_in_file
+from spectrakit.kaggle.secret_scan import leaks_in, leaks_in_bytes, leaks_in_code, leaks_in_file, leaks_in_folder
 
 HF = "hf_" + "a1B2" * 9
 HEX = "0f1e" * 10
@@ -237,3 +238,25 @@ def test_pictures_in_outputs_and_lock_files_are_left_alone(here):
     (folder / ".env.example").write_text("WANDB_API_KEY=")
     assert [f.level for f in check_kernel(folder).findings if f.about == "secret"] == ["ok"]
     assert len(HARMLESS) >= 40 and not leaks_in(lock)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_files_that_are_not_searched_are_told(tmp_path, monkeypatch, packed):
+    monkeypatch.setattr(secret_scan, "_MOST_FILES", 3)
+    names = [f"{number}.txt" for number in range(3)]
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    def fill():
+        if packed:
+            with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+                [archive.writestr(name, "plain") for name in names]
+        for name in () if packed else names:
+            (folder / name).write_text("plain")
+
+    fill()
+    assert leaks_in_folder(folder) == []
+    names.append("3.txt")
+    fill()
+    found = leaks_in_folder(folder)
+    assert len(found) == 1 and "not searched" in found[0][0].whose and not found[0][0].sure
