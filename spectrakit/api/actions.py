@@ -35,7 +35,6 @@ from ..handover.consent import consented
 from spectrakit.handover.job import (
     Job,
     check_task_name,
-    jobs_folder,
     load_task,
     remove_abandoned_jobs,
     seems_to_provide,
@@ -69,7 +68,7 @@ from spectrakit.runs.run_dir import (
     unread_text,
 )
 from ..system.errors import RequestError
-from ..system.files import checked_path, is_stream, replacing
+from ..system.files import checked_path, is_stream, replacing, temporary_folder
 from ..system.signals import ends_softly, interrupt_says, interrupts, stop_key
 from ..trackers.wandb import key_in_environment
 from ..view.text import stopping_text
@@ -105,7 +104,24 @@ def _has_predicted(run: Run, out: str | Path, since: float) -> bool:
     state = read_record(run.path, Path(out))
     return state is not None and state.source == "predictions" and state.made >= since
 
+# %% ../../nbs/60_api/02_actions.ipynb #ac26b2f6
+def _where_it_is(run: Run, outcome: Outcome) -> Run:
+    "Return `run` with the folder in which it is after `outcome`; its folder may have been moved meanwhile."
+    return replace(run, path=Path(outcome.launch.get("run_dir", run.path)))
 
+
+def _after_launch(run: Run, outcome: Outcome, out: str | None) -> Run:
+    "Return `run` as it is after `outcome`, and print what was done to its folder. `out`: the file for predictions."
+    now = _where_it_is(run, outcome)
+    gone = not log_file(now.path).is_file()
+    if not gone and now.path == run.path:
+        return now
+    kept = f". {Path(out).name} holds what was written to it before" if out and gone else ""
+    where = "" if gone or outcome.status == "failed" else f"; the run's folder was moved to {now.path} meanwhile"
+    print(f"{run.path.name}: {outcome.reason}{where}{kept}", file=sys.stderr)
+    return replace(now, ended=outcome.status) if gone else now
+
+# %% ../../nbs/60_api/02_actions.ipynb #ac26b2f8
 _SHORT_S = 5.0  # a fold or a trial that takes less has no picture of its own, which would take as long
 
 
@@ -119,6 +135,7 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
                 outcome = launch(job, task, _make_tick(run, view, pressed))
+            run = _where_it_is(run, outcome)
             if log_file(run.path).is_file() and (job.out is None or _has_predicted(run, job.out, job.request.began)):
                 whole = job.config.tracking.group is None or time.monotonic() - began > _SHORT_S
                 _summarize_or_say(run, draw=whole)
@@ -152,7 +169,7 @@ def _finish_done(run: Run) -> Run:
             return run
         tidy_checkpoints(run.path / "checkpoints")  # and what stands half written beside them
         summarize(run)
-        remove_abandoned_jobs(Path(jobs_folder()))
+        remove_abandoned_jobs(Path(temporary_folder()))
     return run
 
 # %% ../../nbs/60_api/02_actions.ipynb #9937f06a
@@ -258,10 +275,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
                 return _not_begun(run, late, out)
             job = Job(kind, path, request.with_config(final), out, extra={"predicts": out is not None})
             outcome = _launch_and_show(run, job, task, show, pressed)
-    if not log_file(path).is_file():  # somebody has deleted it
-        print(f"{path.name}: {outcome.reason}", file=sys.stderr)
-        return replace(run, ended=outcome.status)
-    return run
+    return _after_launch(run, outcome, out)
 
 # %% ../../nbs/60_api/02_actions.ipynb #23a2fc06
 @dataclass(frozen=True)
@@ -432,6 +446,7 @@ def _taken(outcome: Outcome, name: str, folder: Path, table: Path | None) -> Pre
     content = _what_is_there(folder, table)
     if outcome.status not in ("completed", "out_of_time"):
         raise RuntimeError(f"Predicting with {name} failed: {outcome.reason}{content}")
+    folder = Path(outcome.launch.get("run_dir", folder))  # it may have been moved meanwhile
     whole, mended = outcome.status == "completed", table is not None and f"{table.name}: " in outcome.reason
     if not whole or mended or any(note in outcome.reason for note in _ODD):
         print(f"{name}: {outcome.reason}{'' if whole else content}", file=sys.stderr)

@@ -4,23 +4,27 @@
 
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'choose_pinning', 'Copies', 'RowBatches',
-           'copied_ahead', 'shorten_socket_paths', 'end_with_parent', 'begin_worker', 'keeping_sigchld', 'with_less',
-           'Workers', 'check_length', 'LoadedBatches', 'Placement', 'train_batches', 'eval_batches', 'noticing_changes',
-           'dataset_length', 'limit_samples', 'find_non_finite', 'check_finite_dataset']
+           'copied_ahead', 'shorten_socket_paths', 'WorkersFailed', 'hand_over_errors', 'end_with_parent',
+           'begin_worker', 'keeping_sigchld', 'with_less', 'Workers', 'check_length', 'LoadedBatches', 'Placement',
+           'train_batches', 'eval_batches', 'noticing_changes', 'dataset_length', 'limit_samples', 'find_non_finite',
+           'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
 import contextlib
+import errno
 import gc
 import os
 import re
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, islice, tee
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -43,6 +47,7 @@ from spectrakit.data.order import (
 from .rows import Columns, columns_of
 from .samples import SeededCollate, SeededSamples
 from ..system.errors import RequestError
+from ..system.files import storage_cause, storage_problem
 from ..system.hardware import killed_for_memory, memory_kills, shared_memory_note
 
 # %% ../../nbs/22_data/06_loaders.ipynb #c538d50e
@@ -281,6 +286,26 @@ def shorten_socket_paths() -> None:
     finally:
         tempfile.tempdir = before
 
+# %% ../../nbs/22_data/06_loaders.ipynb #190d75a1
+class WorkersFailed(RuntimeError):
+    "Processes that read samples could not begin, or not hand over a batch; the samples themselves are fine."
+
+
+def _hand_over_error(queue: Any, error: Exception, item: Any) -> None:
+    "Put `error` into `queue` in place of the batch in `item`, which could not be sent."
+    from torch._utils import ExceptionWrapper
+
+    told = f"could not hand over a batch: {type(error).__name__}: {' '.join(str(error).split())}"
+    failed = WorkersFailed(f"{told}{storage_cause(told, '/dev/shm')}")
+    queue.put((item[0], ExceptionWrapper((WorkersFailed, failed, None), where="in a loader worker")))
+
+
+def hand_over_errors() -> None:
+    "Let the queues of this process send an error in place of a batch that they cannot send."
+    from multiprocessing.queues import Queue
+
+    Queue._on_queue_feeder_error = _hand_over_error  # type: ignore[attr-defined]  # the hook that Queue has for this
+
 # %% ../../nbs/22_data/06_loaders.ipynb #67b33dee
 def end_with_parent(parent: int, worker: int) -> None:
     """Let this loader worker end with the process `parent`, which started it.
@@ -303,6 +328,7 @@ def begin_worker(parent: int, worker: int) -> None:
     "A worker begins: it ends with `parent`, and leaves alone what it has of it, such as loaders of runs that are over."
     gc.freeze()  # collected here, these would complain that their workers are no children of this process
     end_with_parent(parent, worker)
+    hand_over_errors()
 
 # %% ../../nbs/22_data/06_loaders.ipynb #c76842cd
 class _Requests:
@@ -361,6 +387,19 @@ def keeping_sigchld() -> Iterator[None]:
             signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
 
 
+def _begin(loader: Any) -> Iterator[Any]:
+    "The iterator of a DataLoader. WorkersFailed if the system has no semaphore, or no process, for its workers."
+    try:
+        return iter(loader)
+    except OSError as error:
+        innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
+        if not loader.num_workers or Path(innermost.f_code.co_filename).parent.name != "multiprocessing":
+            raise  # the task's own
+        told = f"{type(error).__name__}: {error}"
+        where = " (in /dev/shm, where semaphores are kept)" if error.errno == errno.ENOSPC else ""
+        raise WorkersFailed(f"could not begin: {told}{storage_cause(told, '/dev/shm') or where}") from error
+
+
 def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
     """The batches of a DataLoader; a RequestError in one of its workers comes without the worker's traceback.
 
@@ -368,7 +407,7 @@ def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
     """
     try:
         with keeping_sigchld():
-            batches = iter(loader)
+            batches = _begin(loader)
         begun.add(batches)
         yield from batches
     except RequestError as error:
@@ -377,8 +416,7 @@ def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
 # %% ../../nbs/22_data/06_loaders.ipynb #10ade211
 _TROUBLES = {
     "files": r"Too many open files|received \d+ items of ancdata",
-    "memory": r"No space left on device|Bus error|out of shared memory|unable to (open|write|mmap|resize|allocate)"
-    r".*(shared memory|/torch_)",
+    "memory": r"Bus error|out of shared memory|unable to (open|write|mmap|resize|allocate).*(shared memory|/torch_)",
     "worker": r"DataLoader worker \(pid.*(killed by signal|exited unexpectedly)",
 }
 
@@ -387,6 +425,8 @@ def _trouble(error: BaseException) -> str | None:
     "Which of these an error is; None where it is the task's own."
     if isinstance(error, (ConnectionError, EOFError)) and "in DataLoader worker process" not in str(error):
         return "worker"  # it took along what it was to hand over
+    if isinstance(error, WorkersFailed) and not re.search(_TROUBLES["files"], str(error)):
+        return "failed"
     return next((name for name, pattern in _TROUBLES.items() if re.search(pattern, str(error))), None)
 
 
@@ -402,6 +442,12 @@ def _allow_more_files() -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 # %% ../../nbs/22_data/06_loaders.ipynb #33579ac1
+def _memory_note() -> str:
+    "Return how much shared memory there is, and why it takes no more where that is known."
+    problem, note = storage_problem("/dev/shm"), shared_memory_note()
+    return f"/dev/shm {problem}; {note}" if problem else note or "/dev/shm"
+
+
 def with_less(settings: DataloaderConfig, error: Exception, cause: str | None = None) -> tuple[DataloaderConfig, str]:
     """Settings with which reading may go on after `error`, and the sentence on them.
 
@@ -417,10 +463,11 @@ def with_less(settings: DataloaderConfig, error: Exception, cause: str | None = 
     if trouble == "files" and torch.multiprocessing.get_sharing_strategy() != "file_system":
         _allow_more_files()
         return settings, "the loader's workers ran out of open files: they share memory through the file system now"
-    fewer = workers // 2
+    fewer = 0 if trouble == "failed" else workers // 2
     why = {
         "files": "ran out of open files",
-        "memory": f"ran out of shared memory ({shared_memory_note() or '/dev/shm'})",
+        "memory": f"ran out of shared memory ({_memory_note()})",
+        "failed": re.search(r"could not (begin|hand over).*|$", str(error))[0],  # type: ignore[index]  # it matches
         "worker": f"lost one of them; {cause or 'often the machine runs out of memory'}",
     }[trouble]
     how = f"{fewer} worker{'s' * (fewer != 1)}" if fewer else "no workers, in the training process itself"

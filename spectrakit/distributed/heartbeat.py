@@ -13,12 +13,13 @@ __all__ = ['PHASES', 'QUIET', 'BEGINNING', 'STOP', 'TIME', 'SAVE', 'FAILED', 'HU
 import contextlib
 import mmap
 import os
-import tempfile
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..system.files import storage_problem, temporary_folder
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #b41e6be0
 PHASES = (
@@ -119,18 +120,16 @@ def remove_stale_pages(folder: str | Path, older_s: float = 60.0) -> list[str]:
 def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPage:
     """A fresh page in the first of `folders` (None: in memory, or where temporary files go) that has room.
 
-    OSError where none has.
+    OSError, with the reason for each folder, where none has.
     """
-    name, error = f"spectrakit-page-{os.getpid()}-{os.urandom(4).hex()}", None
-    for folder in folders or ("/dev/shm", tempfile.gettempdir()):
-        if not os.access(folder, os.W_OK):
-            continue
+    name, problems = f"spectrakit-page-{os.getpid()}-{os.urandom(4).hex()}", []
+    for folder in folders or ("/dev/shm", temporary_folder()):
         remove_stale_pages(folder)
         try:
             return SharedPage(Path(folder) / name, ranks, create=True)
-        except OSError as full:
-            error = full
-    raise error or OSError("there is no folder for a page of shared memory")
+        except OSError as error:
+            problems.append(f"{folder} {storage_problem(folder, error)}")
+    raise OSError(f"there is no room for a page of shared memory: {'; '.join(problems)}")
 
 # %% ../../nbs/21_distributed/01_heartbeat.ipynb #d71c8f0f
 def _wait_for(cells: memoryview, row: int, step: int, column: int = _STEP) -> None:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BUILT_IN', 'check_task_name', 'full_task_name', 'standard_first', 'load_task', 'seems_to_provide', 'name_of',
-           'check_config', 'with_task', 'Job', 'jobs_folder', 'new_job_folder', 'write_job', 'read_job_file',
-           'update_extra', 'change_config', 'read_job', 'remove_abandoned_jobs', 'locked_job_folder']
+           'check_config', 'with_task', 'Job', 'new_job_folder', 'write_job', 'read_job_file', 'update_extra',
+           'change_config', 'read_job', 'remove_abandoned_jobs', 'locked_job_folder']
 
 # %% ../../nbs/49_handover/04_job.ipynb #bd7be0a8
 import ast
@@ -34,7 +34,7 @@ from .module_state import read_modules, settle_module, write_modules
 from .request import RunRequest, request_from_dict, request_to_dict
 from .task_pickle import MAPPED_FROM_BYTES, TaskNotPicklable, check_private, read_task, write_task
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import untouched_s, write_atomic
+from ..system.files import storage_problem, temporary_folder, untouched_s, write_atomic
 from ..system.platforms.platform import Platform
 
 # %% ../../nbs/49_handover/04_job.ipynb #69b976ac
@@ -218,21 +218,19 @@ class Job:
         return replace(self, request=self.request.with_config(config))
 
 # %% ../../nbs/49_handover/04_job.ipynb #ae6879c4
-def jobs_folder() -> str:
-    "Where jobs are written: the folder that TMPDIR names now, at which tempfile looks only once, else tempfile's."
-    named = os.environ.get("TMPDIR", "")
-    return named if os.path.isdir(named) else tempfile.gettempdir()
+def _unwritable(parent: Path | str, error: OSError) -> RequestError:
+    "Return the error about a job that cannot be written to `parent`, with the reason."
+    why = f"{error.strerror} ({parent} {storage_problem(parent, error)})"
+    return RequestError(f"No job can be written to {parent}: {why}. Set TMPDIR to a folder that can be written to.")
 
 
 def new_job_folder(parent: Path | str | None = None) -> Path:
     "A fresh folder for this user alone in `parent`, or where TMPDIR says. RequestError where none can be made."
-    parent = parent or jobs_folder()
+    parent = parent or temporary_folder()
     try:
         return Path(tempfile.mkdtemp(prefix="spectrakit-job-", dir=parent)).absolute()
     except OSError as error:
-        raise RequestError(
-            f"No job can be written to {parent}: {error.strerror}. Set TMPDIR to a folder that can be written to."
-        ) from None
+        raise _unwritable(parent, error) from None
 
 # %% ../../nbs/49_handover/04_job.ipynb #221eb17c
 def _job_values(job: Job, task: Any) -> dict[str, Any]:
@@ -279,8 +277,10 @@ def write_job(
         if task is not None:  # a fork takes the modules along, too
             write_modules(folder, mapped_from_bytes)
         write_atomic(folder / "job.json", json.dumps(_job_values(job, task)))
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _unwritable(folder.parent, error) from None
         raise
     return folder
 

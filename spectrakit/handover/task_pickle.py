@@ -29,6 +29,7 @@ from typing import Any
 import cloudpickle
 
 from ..system.errors import RequestError
+from ..system.files import storage_problem
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #23a2fc01
 MAPPED_FROM_BYTES = 64 * 2**20
@@ -403,6 +404,9 @@ def check_private(folder: Path) -> None:
         )
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #41107060
+_LARGER = "Set the environment variable TMPDIR to a folder on a larger disk, or build the arrays inside datasets(cfg)."
+
+
 def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> None:
     "Write each block as a .npy file into `folder`, for the task `name`. RequestError: no room on the disk."
     import numpy
@@ -420,10 +424,7 @@ def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> No
 
 def _no_room(folder: Path, name: str, needed: str, free: int) -> RequestError:
     "Return the error about a disk that is too small for `name`."
-    return RequestError(
-        f"{name} need {needed} in {folder.parent}, where {free / 2**30:.1f} GiB are free. "
-        "Set the environment variable TMPDIR to a folder on a larger disk, or build the arrays inside datasets(cfg)."
-    )
+    return RequestError(f"{name} need {needed} in {folder.parent}, where {free / 2**30:.1f} GiB are free. {_LARGER}")
 
 # %% ../../nbs/49_handover/00_task_pickle.ipynb #26c06f94
 def _is_full(error: Exception) -> bool:
@@ -442,7 +443,10 @@ def said_if_full(folder: Path, name: str) -> Iterator[None]:
         yield
     except OSError as error:
         if _is_full(error):
-            raise _no_room(folder, name, "more than there is", shutil.disk_usage(folder).free) from None
+            problem = storage_problem(folder, error)
+            raise RequestError(
+                f"{name} need more than there is in {folder.parent}, which {problem}. {_LARGER}"
+            ) from None
         raise
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from ..distributed.heartbeat import HangDetector, HangLimits, RankStates
 from .attempt import Attempt
 from ..runs.history import end_after
 from ..system.errors import RequestError
+from ..system.files import storage_cause
 from ..system.masking import masked
 
 # %% ../../nbs/50_launch/03_diagnosis.ipynb #96bc2a52
@@ -84,6 +86,7 @@ def first_error(logs: Path) -> RankError | None:
     for sign, hint in _HINTS.items():
         if sign in message:
             message = hint if hint.startswith("RuntimeError") else f"{message}. {hint}"
+    message += storage_cause(message, logs.parent, tempfile.gettempdir(), "/dev/shm")
     return RankError(rank, message, about_connection)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['choose_launcher', 'failed_launchers', 'remember_failed', 'without_launchers', 'Outcome', 'tidy_checkpoints',
-           'repair_pointers', 'run_supervised', 'launch']
+           'repair_pointers', 'run_supervised', 'lost_folder', 'launch']
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #e463e137
 import contextlib
@@ -45,7 +45,7 @@ from ..runs.events import EventLog, log_file
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, write_environment
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import followed, write_atomic
 from ..system.masking import masked
 from ..system.origin import mark_of
 from ..system.platforms.platform import Platform
@@ -301,6 +301,8 @@ def _final_result(attempt: Attempt, result: AttemptResult, faults: int, interrup
             reason=f"{result.reason}; the other machines cannot be started again from here: "
             "start the run on each of them once more, with `spectrakit resume`",
         )
+    if not job.run_dir.is_dir():  # it was moved or deleted: another start would make an empty one
+        return replace(result, retry=False)
     if not result.retry or (job.kind.max_restarts is not None and faults >= job.kind.max_restarts):
         return result
     if interrupted or (job.kind.stops_itself and stop_file(job.run_dir).exists()):
@@ -613,17 +615,33 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
     tick()
     return Outcome(status, reason, {"run_dir": str(folders[0])})
 
-# %% ../../nbs/50_launch/05_launcher.ipynb #49f63089
-def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
-    """Do a job where launch.mode says: in child processes, or in this one.
+# %% ../../nbs/50_launch/05_launcher.ipynb #a6c1d0f3
+def lost_folder(job: Job, now: Path | None) -> str:
+    "Return the sentence about the folder of a job, which is no longer where it was. `now`: where it is; None: nowhere."
+    doing = f"while {'it trained' if job.kind.updates_weights else job.kind.verb}"
+    if now is None:
+        instead = ", and something else is in its place" if job.run_dir.exists() else ""
+        return f"The run's folder {job.run_dir} was deleted or moved away {doing}{instead}: nothing is left of it there"
+    kept = find_checkpoint(now / "checkpoints")[0]
+    what = f"{kept.name} is kept there, and `spectrakit resume {now}` goes on with it" if kept else "nothing was saved"
+    return f"The run's folder {job.run_dir} was moved to {now} {doing}: {what}"
 
-    `job`: what to do, and the request it belongs to. `task`: its object, or its name. `tick`: called about ten times a
-    second while one waits, to redraw. RequestError where the request cannot work.
-    """
-    job.run_dir.mkdir(parents=True, exist_ok=True)
-    if job.kind.stops_itself:
-        for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)):
-            file.unlink(missing_ok=True)
+
+def _after_move(outcome: Outcome, job: Job, now: Path | None) -> Outcome:
+    "Return the outcome of a job after its folder was moved, or deleted, with that as the reason for a failure."
+    told = lost_folder(job, now)
+    if outcome.status != "failed" and now is not None:
+        return replace(outcome, launch={**outcome.launch, "run_dir": str(now)})
+    caused = job.run_dir.name in outcome.reason or outcome.status != "failed"  # else the task failed by itself
+    reason = told if caused else f"{outcome.reason}. {told}"
+    if now is None:
+        return replace(outcome, status="failed", reason=reason)
+    _Record(replace(job, run_dir=now), {}).event("end", status="failed", reason=reason)
+    return replace(outcome, reason=reason, launch={**outcome.launch, "run_dir": str(now)})
+
+# %% ../../nbs/50_launch/05_launcher.ipynb #a6c1d0f2
+def _launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
+    "Do a job in child processes or in this one."
     place = job.request.place
     if place is None and job.config.launch.mode != "inline":
         with (
@@ -636,3 +654,23 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
         tidy_checkpoints(job.run_dir / "checkpoints")
     _describe_inline(_Record(job, {}), job.request.processes, place)
     return _run_here(job, load_task(task) if isinstance(task, str) else task, tick, place)
+
+# %% ../../nbs/50_launch/05_launcher.ipynb #49f63089
+def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
+    """Do a job where launch.mode says: in child processes, or in this one.
+
+    `job`: what to do, and the request it belongs to. `task`: its object, or its name. `tick`: called about ten times a
+    second while one waits, to redraw. RequestError where the request cannot work.
+    """
+    job.run_dir.mkdir(parents=True, exist_ok=True)
+    if job.kind.stops_itself:
+        for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)):
+            file.unlink(missing_ok=True)
+    with followed(job.run_dir) as now:
+        try:
+            outcome = _launch(job, task, tick)
+        except (RequestError, OSError) as error:
+            if now() == job.run_dir or job.run_dir.name not in str(error):
+                raise
+            raise RequestError(f"{lost_folder(job, now())}. Leave it there until the run has ended.") from None
+        return outcome if (place := now()) == job.run_dir else _after_move(outcome, job, place)

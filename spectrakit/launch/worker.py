@@ -17,6 +17,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -44,7 +45,7 @@ from ..handover.job_kind import Work, kind_named
 from ..handover.module_state import carried
 from ..handover.torch_settings import applied_settings, apply_torch_settings
 from ..system.errors import RequestError
-from ..system.files import write_atomic
+from ..system.files import storage_cause, write_atomic
 from ..system.masking import MaskedStream, known_masked, masked
 from ..watchdog.budget import make_budget
 
@@ -446,6 +447,8 @@ def start(folder: str, task: Any = None, parent: int | None = None) -> int:
         return 1
     except Exception as error:
         traceback.print_exc()
-        _write_or_log(Path(folder) / "launcher-error.txt", " ".join(f"{type(error).__name__}: {error}".split()))
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        told += storage_cause(told, "/dev/shm", tempfile.gettempdir())  # semaphores need the first
+        _write_or_log(Path(folder) / "launcher-error.txt", told)
         return 1
     return 0

@@ -221,7 +221,7 @@ class EventReader:
                     if not (more := file.read(self.most_bytes)):
                         break
                     data += more
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         data = data[: data.rfind(b"\n") + 1]
         self._position += len(data)

@@ -938,7 +938,7 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
     s.context.heartbeat.beat("saving")
     began = time.monotonic()
     if main and not log_file(s.run_dir).exists():
-        raise RuntimeError(f"the run's folder {s.run_dir} was deleted or moved away while it trained: nothing is kept")
+        raise RuntimeError(f"the run's folder {s.run_dir} was deleted or moved away while it trained")
     chosen = _should_save(s, kind, best) if main else None
     if not alone:
         chosen = s.context.broadcast(chosen)  # one fact on all ranks, or they would part here

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['fsync_path', 'open_regular', 'is_stream', 'open_new', 'replacing', 'write_atomic', 'drop_leftovers', 'untouched_s',
            'file_sha256', 'checked_path', 'NotInside', 'check_inside', 'is_inside', 'read_bounded', 'read_mapping',
-           'links_out', 'alone_with']
+           'links_out', 'storage_problem', 'storage_cause', 'temporary_folder', 'followed', 'alone_with']
 
 # %% ../../nbs/00_system/08_files.ipynb #55644c86
 import contextlib
@@ -18,12 +18,15 @@ import os
 import re
 import secrets
 import stat
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from .errors import RequestError
+from .units import binary_text
 
 _CHUNK = 2**24  # bytes read at once
 
@@ -272,6 +275,118 @@ def links_out(folder: Path) -> Iterator[Path]:
         for name in sorted([*folders, *files]):
             if os.path.islink(path := Path(parent, name)) and not is_inside(real, path):
                 yield path
+
+# %% ../../nbs/00_system/08_files.ipynb #782895a8
+_PROBE_BYTES = 4096
+_SENTENCES = {
+    errno.EROFS: "is read-only",
+    errno.EACCES: "may not be written to by this user",
+    errno.EPERM: "may not be written to by this user",
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "is not a folder",
+}
+
+
+def _full(folder: str | Path) -> str:
+    "Return the end of a sentence about a disk that takes no more."
+    about = os.statvfs(folder)
+    if about.f_files and not about.f_favail:
+        return f"has no room for another file: all {about.f_files} inodes are in use"
+    free, total = (binary_text(about.f_frsize * blocks) for blocks in (about.f_bavail, about.f_blocks))
+    return f"is full: {free} are free of {total}"
+
+
+def storage_problem(folder: str | Path, error: OSError | None = None) -> str:
+    """Return why no file can be written in `folder`, as the end of a sentence; '' if one can.
+
+    `error`: from an attempt to write there, which counts even if a small file can be written now (default None).
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            if file.write(bytes(_PROBE_BYTES)) < _PROBE_BYTES:
+                error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as failure:
+        error = failure
+    if error is None:
+        return ""
+    if error.errno == errno.EDQUOT:
+        return "is full: your quota is used up"
+    if error.errno == errno.ENOSPC and hasattr(os, "statvfs"):
+        return _full(folder)
+    return _SENTENCES.get(error.errno or 0) or f"cannot be written: {error.strerror or error}"
+
+# %% ../../nbs/00_system/08_files.ipynb #f516914a
+_OF_STORAGE = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\][^:]*(?:: '([^']+)')?")
+
+
+def storage_cause(error: str, *folders: str | Path) -> str:
+    """Return why a disk took no more, as words in brackets: '/tmp is full: 0 B are free of 1 MiB'.
+
+    - `error`: the text of an error; '' is returned if it is about no disk, or the disk takes files again
+    - `folders`: where to look if the error names no file
+    """
+    found = _OF_STORAGE.search(error)
+    if found is None:
+        return ""
+    looked = (Path(found[2]).parent,) if found[2] else folders
+    problems = {str(folder): problem for folder in looked if (problem := storage_problem(folder))}
+    return f" ({'; '.join(f'{folder} {problem}' for folder, problem in problems.items())})" if problems else ""
+
+# %% ../../nbs/00_system/08_files.ipynb #295b665e
+def temporary_folder() -> str:
+    """Return the folder for temporary files: the one that TMPDIR names now, or else that of `tempfile`.
+
+    RequestError if there is none.
+    """
+    named = os.environ.get("TMPDIR", "")
+    try:
+        return named if os.path.isdir(named) else tempfile.gettempdir()
+    except FileNotFoundError:
+        tried = [folder for folder in (named, "/tmp", "/var/tmp") if folder]
+        problems = "; ".join(f"{folder} {storage_problem(folder)}" for folder in tried)
+        raise RequestError(
+            f"There is no folder for temporary files: {problems}. Make room in one, or set TMPDIR to another folder."
+        ) from None
+
+# %% ../../nbs/00_system/08_files.ipynb #397386ba
+def _path_of(handle: int) -> Path | None:
+    "Return the path of the open folder `handle`; None if the system does not tell."
+    with contextlib.suppress(OSError, ImportError):
+        if sys.platform == "darwin":
+            import fcntl
+
+            return Path(os.fsdecode(fcntl.fcntl(handle, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+        return Path(os.readlink(f"/proc/self/fd/{handle}"))
+    return None
+
+
+def _is_open_as(path: Path, handle: int) -> bool:
+    "Return whether the folder at `path` is the open one."
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
+    """Yield a function that returns where `folder` is now: the same path, another one, or None if it was deleted.
+
+    A folder that was moved to another disk counts as deleted. Where the system opens no folders, the path is looked at.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        yield lambda: folder if folder.is_dir() else None
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def now() -> Path | None:
+        places = (folder, _path_of(handle))
+        return next((path for path in places if path is not None and _is_open_as(path, handle)), None)
+
+    try:
+        yield now
+    finally:
+        os.close(handle)
 
 # %% ../../nbs/00_system/08_files.ipynb #eb141cee
 @contextlib.contextmanager

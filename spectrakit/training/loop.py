@@ -714,7 +714,8 @@ def save_traceback(context: RunContext, logs: Path) -> None:
     with contextlib.suppress(OSError):
         logs.mkdir(exist_ok=True)
         write_atomic(logs / f"error-rank-{context.rank}.txt", masked(traceback.format_exc()))
-    print(masked(traceback.format_exc()), file=sys.stderr)  # in a child: into logs/rank-N.log
+    if logs.parent.is_dir():  # else the run's folder was moved or deleted, which its end will say
+        print(masked(traceback.format_exc()), file=sys.stderr)  # in a child: into logs/rank-N.log
 
 
 def failure_reason(task: Any, error: BaseException) -> str:

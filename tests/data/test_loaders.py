@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import psutil
 import pytest
@@ -12,6 +13,9 @@ from torch.utils.data import Dataset, Subset
 
 import spectrakit as sk
 from helpers import wait_for
+from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.data.loaders import LoadedBatches
+from spectrakit.data.order import EpochPlan, train_cuts
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -85,7 +89,7 @@ def test_a_worker_whose_process_was_killed_while_it_began_ends(tmp_path):
 
 
 LOSSES = """
-import os, resource, signal, sys
+import os, resource, signal, sys, tempfile
 from functools import partial
 import torch
 from torch.utils.data import get_worker_info
@@ -103,6 +107,8 @@ class Noisy:
     def __getitem__(self, index):
         if self.trouble == "killed" and index == 17 and get_worker_info():
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.trouble == "temporary" and get_worker_info():
+            tempfile.tempdir = "/no such folder"  # as if it was removed, or is full, when the worker first needs it
         return index + torch.rand(60_000)
 
 def read(workers, said):
@@ -122,7 +128,14 @@ if Noisy.trouble == "files":
 assert torch.equal(calm, read(4, said)) and signal.getsignal(signal.SIGCHLD) == before
 print(*said, sep="\\n")
 """
-SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=400k none /dev/shm && exec "$@"', "sh"]
+
+
+def with_shared_memory(options: str) -> list[str]:
+    "The beginning of a command that runs with a /dev/shm of its own."
+    return ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} none /dev/shm && exec "$@"', "sh"]
+
+
+MOUNTED = {"memory": "size=400k", "read-only": "ro", "inodes": "nr_inodes=2"}
 
 
 @pytest.mark.slow
@@ -136,14 +149,20 @@ SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=400k none /de
         ),
         ("files", "ran out of open files: they share memory through the file system now"),
         ("memory", "--shm-size or --ipc=host): reading goes on with 2 workers, and the same samples"),
+        (
+            "read-only",
+            "Read-only file system (/dev/shm is read-only): reading goes on with no workers, in the training",
+        ),
+        ("inodes", "No space left on device (in /dev/shm, where semaphores are kept): reading goes on with no workers"),
+        ("temporary", "hand over a batch: FileNotFoundError: [Errno 2] No such file or directory: '/no such folder/"),
     ],
 )
 def test_lost_workers_change_no_bit_and_are_told(tmp_path, trouble, says):
-    if trouble == "memory" and subprocess.run([*SMALL, "true"], capture_output=True).returncode:
+    before = with_shared_memory(MOUNTED[trouble]) if trouble in MOUNTED else []
+    if before and subprocess.run([*before, "true"], capture_output=True).returncode:
         pytest.skip("no other /dev/shm can be mounted here")
-    command = [sys.executable, "-c", LOSSES, trouble]
     done = subprocess.run(
-        [*SMALL, *command] if trouble == "memory" else command,
+        [*before, sys.executable, "-c", LOSSES, trouble],
         capture_output=True,
         text=True,
         timeout=300,
@@ -152,6 +171,41 @@ def test_lost_workers_change_no_bit_and_are_told(tmp_path, trouble, says):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert says in lines[0] and len(lines) == len(set(lines)) <= 3, lines
+
+
+class Streams(Dataset):
+    "Samples that no worker can hand over."
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return (float(index) for _ in range(1))
+
+
+def test_a_batch_that_cannot_be_sent_is_read_in_the_training_process():
+    "It was dropped, and waited for without an end."
+    settings = sk.compose("dataloader.num_workers=2").dataloader
+    plan, said = EpochPlan(partial(train_cuts, BatchPlan(8, 4)), shuffle=False), []
+    batches = LoadedBatches(Streams(), "cpu", plan, settings, collate=lambda samples: iter(samples))
+    batches.workers.report = said.append
+    read = [[next(sample) for sample in batch.data] for batch in batches.epoch(1)]
+    assert read == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert len(said) == 1 and "could not hand over a batch: TypeError: cannot pickle" in said[0]
+
+
+class Full(Streams):
+    def __getitem__(self, index):
+        raise OSError(28, "No space left on device", "/mine/cache")
+
+
+def test_a_disk_of_the_tasks_own_that_is_full_is_not_taken_for_shared_memory():
+    settings, said = sk.compose("dataloader.num_workers=1").dataloader, []
+    batches = LoadedBatches(Full(), "cpu", EpochPlan(partial(train_cuts, BatchPlan(8, 4))), settings)
+    batches.workers.report = said.append
+    with pytest.raises(OSError, match="/mine/cache"):
+        list(batches.epoch(1))
+    assert said == []
 
 
 class Files(Dataset):
