@@ -417,7 +417,7 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
         if run.status not in DONE:
             shutil.copytree(run.path, target)
             continue
-        target.mkdir(parents=True)
+        target.mkdir(mode=0o700, parents=True)
         for file in filter(Path.is_file, run.path.iterdir()):
             shutil.copyfile(file, target / file.name)
     return to

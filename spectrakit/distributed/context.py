@@ -23,7 +23,7 @@ from ..config.schema import Config
 from .fsdp import is_sharded, shard, shard_by_accelerate
 from .gradients import send_from_main
 from .heartbeat import Heartbeat, SharedPage, create_page, report_connected
-from .topology import LAUNCHER_VARIABLES, Rank, own_rank
+from .topology import LAUNCHER_VARIABLES, STORE_FILE, Rank, own_rank, rank_of
 from ..system.errors import RequestError
 from ..system.hardware import Gpu, choose_channels_last, choose_matmul, choose_precision
 from ..system.platforms.platform import Platform
@@ -516,6 +516,28 @@ def choose_exchange(config: Config, context: RunContext) -> tuple[str, dict[str,
     why = "after_backward: so that a step whose memory runs out on one rank can be trained again"
     return "after_backward", {"gradient_exchange": why}
 
+# %% ../../nbs/21_distributed/04_context.ipynb #4ee80cf9
+def _meet_by_file(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
+    "Give torch the store of the ranks of this machine, with this one's place among them."
+    from torch.distributed import FileStore
+
+    place = rank_of(os.environ)
+    assert place is not None  # a launcher of ours has started this rank
+    store = FileStore(os.environ[STORE_FILE], place.world_size)
+    store.set_timeout(timeout)
+    yield store, place.rank, place.world_size
+
+
+def _meeting() -> str | None:
+    "Return the address of the file by which the ranks of this machine meet; None if their launcher has named none."
+    if STORE_FILE not in os.environ:
+        return None
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    with contextlib.suppress(RuntimeError):  # it is known already
+        register_rendezvous_handler("spectrakit", _meet_by_file)
+    return "spectrakit://"
+
 # %% ../../nbs/21_distributed/04_context.ipynb #a7c61438
 def _accelerator_options(config: Config, backend: str, strategy: str, device: str) -> dict[str, Any]:
     "The arguments of `Accelerator` for the process group, and for DDP or FSDP."
@@ -525,7 +547,7 @@ def _accelerator_options(config: Config, backend: str, strategy: str, device: st
 
     d = config.distributed
     timeout = None if d.timeout_s == "auto" else datetime.timedelta(seconds=d.timeout_s)
-    handlers: list = [InitProcessGroupKwargs(backend=backend, timeout=timeout)]
+    handlers: list = [InitProcessGroupKwargs(backend=backend, init_method=_meeting(), timeout=timeout)]
     if strategy == "ddp":
         handlers.append(
             DistributedDataParallelKwargs(

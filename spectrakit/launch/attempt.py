@@ -97,7 +97,7 @@ def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
 # %% ../../nbs/50_launch/02_attempt.ipynb #ef7b7592
 def clear_traces(attempt: Attempt) -> None:
     "Keep the errors of an earlier start under another name, and remove what else it left in the job's folder."
-    attempt.logs.mkdir(parents=True, exist_ok=True)
+    attempt.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in attempt.logs.glob("error-rank-*.txt"):
         with contextlib.suppress(OSError), open(attempt.logs / f"earlier-{old.name}", "a") as file:
             file.write(old.read_text(errors="replace") + "\n")
@@ -108,9 +108,16 @@ def clear_traces(attempt: Attempt) -> None:
 
 # %% ../../nbs/50_launch/02_attempt.ipynb #3fc01f0a
 def _network_card(job: Job) -> dict[str, str]:
-    "The variables that name the network card that leads to distributed.rdzv_endpoint, unless the user names one."
+    """Return the variables that name the network card of the ranks' connections, unless the user names one.
+
+    On one machine it is the loopback interface, for gloo, which would take the card of the host's name; on several the
+    one that leads to distributed.rdzv_endpoint."""
+    named = {*os.environ, *job.config.distributed.env}
+    if job.config.distributed.num_nodes == 1:
+        lo = sys.platform.startswith("linux") and "GLOO_SOCKET_IFNAME" not in named
+        return {"GLOO_SOCKET_IFNAME": "lo"} if lo else {}
     endpoint = job.config.distributed.rdzv_endpoint
-    if endpoint is None or job.config.distributed.num_nodes == 1:
+    if endpoint is None:
         return {}
     import socket
 
@@ -127,7 +134,7 @@ def _network_card(job: Job) -> dict[str, str]:
         (name for name, addresses in psutil.net_if_addrs().items() if any(a.address == mine for a in addresses)), None
     )
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {n: card for n in names if card and n not in os.environ and n not in job.config.distributed.env}
+    return {n: card for n in names if card and n not in named}
 
 # %% ../../nbs/50_launch/02_attempt.ipynb #363d8540
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the newest name first

@@ -554,7 +554,7 @@ def _same_environ() -> Iterator[None]:
 def _note_refusal(logs: Path, rank: int, error: RequestError) -> None:
     "Keep what this rank refused, for a rank that only sees its connection to this one close."
     with contextlib.suppress(OSError):
-        logs.mkdir(exist_ok=True)
+        logs.mkdir(mode=0o700, exist_ok=True)
         write_atomic(logs / f"error-rank-{rank}.txt", masked(str(error)))
 
 
@@ -662,7 +662,7 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     `job`: what to do, and the request it belongs to. `task`: its object, or its name. `tick`: called about ten times a
     second while one waits, to redraw. RequestError where the request cannot work.
     """
-    job.run_dir.mkdir(parents=True, exist_ok=True)
+    job.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if job.kind.stops_itself:
         for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)):
             file.unlink(missing_ok=True)

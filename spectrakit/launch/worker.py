@@ -39,7 +39,7 @@ from spectrakit.distributed.heartbeat import (
     requested,
     requested_by_files,
 )
-from ..distributed.topology import Threads, plan_threads, rank_of
+from ..distributed.topology import STORE_FILE, Threads, plan_threads, rank_of
 from ..handover.job import Job, read_job, read_job_file
 from ..handover.job_kind import Work, kind_named
 from ..handover.module_state import carried
@@ -223,7 +223,7 @@ def _write_to(streams: Path, logs: Path, rank: int) -> None:
     """Everything that this process prints goes to its log; SIGUSR1 writes the stacks of its threads beside it.
 
     `streams`: the folder of the logs, or of the pipes of a relay that writes them."""
-    logs.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     sys.stdout.flush(), sys.stderr.flush()
     log = os.open(streams / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1), os.dup2(log, 2)
@@ -329,20 +329,26 @@ def _by_notebook_launcher(folder: str, extra: dict, task: Any) -> None:
     from accelerate import notebook_launcher
     from accelerate.state import AcceleratorState, GradientState
 
-    from spectrakit.distributed.loopback import meet_on_loopback
+    from spectrakit.distributed.one_machine import meet_on_one_machine
 
     AcceleratorState._reset_state(reset_partial_state=True)  # a forked parent has what the notebook had
     GradientState._reset_state()
+    _meet_in(folder)
     notebook_launcher(
         _as_rank,
         (folder, task),
         num_processes=extra["per_node"],
-        rdzv_backend=meet_on_loopback(),
+        rdzv_backend=meet_on_one_machine(),
         rdzv_endpoint="localhost:0",
         rdzv_id=uuid.uuid4().hex,
         max_restarts=0,
         monitor_interval=0.1,
     )
+
+
+def _meet_in(folder: str) -> None:
+    "Have the ranks that this process starts meet by a file in the job's `folder`, which only this user may enter."
+    os.environ[STORE_FILE] = str(Path(folder).resolve() / f"store-{uuid.uuid4().hex}")
 
 
 def _as_rank(folder: str, task: Any) -> None:
@@ -354,11 +360,12 @@ def _by_torchrun(folder: str, extra: dict, task: Any) -> None:
     "Fresh processes below torch's elastic agent, on this machine or, with a meeting place, on several."
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from spectrakit.distributed.loopback import meet_on_loopback
+    from spectrakit.distributed.one_machine import meet_on_one_machine
 
     if (endpoint := extra.get("rdzv_endpoint")) is None:
+        _meet_in(folder)
         meeting: dict[str, Any] = {
-            "rdzv_backend": meet_on_loopback(),
+            "rdzv_backend": meet_on_one_machine(),
             "rdzv_endpoint": "localhost:0",
             "run_id": uuid.uuid4().hex,
         }

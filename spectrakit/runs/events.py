@@ -93,7 +93,7 @@ class EventLog:
             repair_tail(self.path)
             self._offset_s = max((e["t"] for e in read_events(self.path)), default=0.0)
         self._began = time.monotonic()
-        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file: int | None = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._size, self._waiting = os.fstat(self._file).st_size, b""
 
     def seconds(self) -> float:

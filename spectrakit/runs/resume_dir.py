@@ -150,7 +150,7 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
         newest = [plan.checkpoint] if plan.checkpoint else checkpoints(origin / "checkpoints")[::-1]
         best, others = _other_checkpoints(plan, lines)
         _check_room(origin.name, base, {newest[0], *others})
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         with locked(folder):
             _copy_checkpoints(newest, others, best, folder / "checkpoints")
             if plan.run:

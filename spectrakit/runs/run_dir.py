@@ -46,7 +46,7 @@ def reserve_folder(base: Path) -> Path:
     for number in range(1, 1000):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
-            path.mkdir(parents=True)
+            path.mkdir(mode=0o700, parents=True)
             _check_writable(path)
             return path
         except FileExistsError:
@@ -212,7 +212,7 @@ def busy_text(path: Path, how: str = "") -> str:
 def locked(run_dir: Path) -> Iterator[None]:
     "Hold the run's lock. Busy where another process works on the run; RequestError if the folder cannot be written."
     try:
-        handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise RequestError(
             f"{run_dir.name} cannot be written: {error.strerror}. Copy the run to a folder of yours first."

@@ -712,7 +712,7 @@ def save_traceback(context: RunContext, logs: Path) -> None:
 
     raise_flag(context.heartbeat, FAILED)
     with contextlib.suppress(OSError):
-        logs.mkdir(exist_ok=True)
+        logs.mkdir(mode=0o700, exist_ok=True)
         write_atomic(logs / f"error-rank-{context.rank}.txt", masked(traceback.format_exc()))
     if logs.parent.is_dir():  # else the run's folder was moved or deleted, which its end will say
         print(masked(traceback.format_exc()), file=sys.stderr)  # in a child: into logs/rank-N.log

@@ -112,7 +112,7 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
     for folder in sorted([*path.glob("trial-*"), *path.glob("trial-*/fold-*"), path / "final"]):
         target = to / folder.relative_to(path)
         if (folder / SETTINGS).is_file() and is_inside(path, folder / SETTINGS):
-            target.mkdir(parents=True, exist_ok=True)
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copyfile(folder / SETTINGS, target / SETTINGS)
         if (run := run_to_go_on_with(folder, trust)) is None or run.path.parent != folder:
             continue
