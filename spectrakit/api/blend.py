@@ -7,7 +7,6 @@ __all__ = ['Source', 'source_of', 'check_together', 'Blend', 'blend']
 
 # %% ../../nbs/60_api/09_blend.ipynb #4a7fea73
 import math
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -141,9 +140,11 @@ def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Sourc
     check_made_here([path, *runs], trust or getattr(given, "trusted", False))
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")
-    if not zipfile.is_zipfile(path / "out_of_fold.npz"):
-        raise RequestError(f"out_of_fold.npz of {path.name} is spoiled. Have it made anew: resume={str(path)!r}.")
-    arrays = load_arrays(path / "out_of_fold.npz")
+    try:
+        arrays = load_arrays(path / "out_of_fold.npz")
+    except (RequestError, OSError) as error:
+        mend = f"Have it made anew: resume={str(path)!r}"
+        raise RequestError(f"out_of_fold.npz of {path.name} is spoiled. {mend} ({error})") from None
     outputs = _outputs(predicted := Predicted(arrays))
     if not len(outputs) or predicted.targets is None:
         raise RequestError(f"{path.name} has no predictions with targets. A blend needs both.")

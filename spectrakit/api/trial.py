@@ -15,7 +15,6 @@ import shutil
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +50,7 @@ from spectrakit.runs.run_dir import (
     unread_text,
     write_mark,
 )
+from ..system.arrays import array_heads
 from ..system.errors import RequestError
 from ..system.files import checked_path, read_mapping, write_atomic
 from ..system.signals import ends_softly
@@ -122,6 +122,17 @@ def run_to_go_on_with(folder: Path, trust: bool = False) -> Run | None:
     cut = [run for run in runs if find_checkpoint(run.path / "checkpoints", "LATEST")[0] is not None]
     return next(iter(done or sorted(cut, key=lambda run: run.path.name, reverse=True)), None)
 
+# %% ../../nbs/60_api/06_trial.ipynb #524f2b66
+def _is_spoiled(file: Path) -> bool:
+    "Whether there is a file of arrays that cannot be read."
+    try:
+        array_heads(file)
+    except FileNotFoundError:
+        return False
+    except RequestError:
+        return file.is_file()
+    return False
+
 
 def _predict_held_out(task: Any, run: Run, config: Config) -> tuple[Path | None, str]:
     """Predict what a run has held out, unless that was done; None where the run cannot be predicted with.
@@ -130,7 +141,7 @@ def _predict_held_out(task: Any, run: Run, config: Config) -> tuple[Path | None,
     """
     file = run.path / "out_of_fold.npz"
     wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
-    for spoiled in (each for each in wanted if each.is_file() and not zipfile.is_zipfile(each)):
+    for spoiled in filter(_is_spoiled, wanted):
         spoiled.unlink()  # such as of a full disk: made anew where there is a checkpoint
     if all(each.is_file() for each in wanted):
         return file, run.status

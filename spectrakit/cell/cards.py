@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks.failure import Failure, last_lines
+from ..system.files import read_start
 from ..system.masking import masked
 from ..system.units import format_duration
 from ..view.plots import VALID
@@ -69,7 +70,7 @@ def _printed(log: Path, most: int) -> tuple[str, ...]:
     "The last lines of a rank's log that the kit has not written itself: neither its greeting nor the traceback."
     error, traceback = log.with_name(f"error-{log.stem}.txt"), ""
     if error.is_file():
-        traceback = masked(error.read_text(errors="replace"))
+        traceback = masked(read_start(error))
     return tuple(line for line in last_lines(log, most, traceback) if not _OWN.match(line))
 
 

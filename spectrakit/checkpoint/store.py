@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .background import ProcessEnding, check_ending, torch_section
+from ..system.arrays import check_stored
 from ..system.files import file_sha256, fsync_path, read_bounded, write_atomic
 from ..system.origin import has_mark, mark_of
 
@@ -635,13 +636,32 @@ def _read_tensors(file: Path) -> dict:
         raise _refused(file, error) from None
 
 # %% ../../nbs/20_checkpoint/01_store.ipynb #68e51120
+def _check_tensors(tree: Any, most_bytes: int) -> None:
+    "ValueError where a tensor in nested mappings and lists says that it has more bytes than the file that it is from."
+    import torch
+
+    left = [tree]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            left += part.values()
+        elif isinstance(part, (list, tuple)):
+            left += part
+        elif torch.is_tensor(part) and part.layout is torch.strided:
+            seen = part.nbytes if part.nbytes > 2**30 else 0  # a small one may repeat the same bytes
+            if max(part.untyped_storage().nbytes(), seen) > most_bytes:
+                raise ValueError(f"a tensor of the shape {list(part.shape)} is larger than the file")
+
+# %% ../../nbs/20_checkpoint/01_store.ipynb #0efdbd70
 def _load(file: Path) -> dict:
     import pickle
 
     import torch
 
     try:
+        check_stored(file)
         tree = torch.load(file, map_location="cpu", weights_only=True)
+        _check_tensors(tree, file.stat().st_size)
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{file.parent.name}/{file.name} is refused: it is damaged, or holds more than tensors and plain values"

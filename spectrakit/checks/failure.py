@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..contract.task_code import is_users
 from ..runs.history import read_overview
+from ..system.files import read_start
 from ..system.masking import masked
 
 # %% ../../nbs/39_checks/08_failure.ipynb #1fe801c8
@@ -153,7 +154,7 @@ def explain_failure(run_dir: Path, reason: str) -> Failure:
     try:
         rank = _rank_of(reason, logs)
         error = logs / f"error-rank-{rank}.txt"
-        traceback = masked(error.read_text(errors="replace")) if error.is_file() else ""
+        traceback = masked(read_start(error)) if error.is_file() else ""
     except OSError:
         rank, traceback = 0, ""
     log, frame = logs / f"rank-{rank}.log", own_frame(traceback)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..config.schema import Config, FoldsConfig
+from ..system.arrays import MOST_COMPRESSED, read_arrays
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 
@@ -179,26 +180,22 @@ def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None,
     return Folds(held, kind, folds.count, note)
 
 # %% ../../nbs/22_data/09_folds.ipynb #c3e673a7
-_MOST = 2**33  # bytes of a file of folds: a billion samples
-
-
 def write_folds(path: Path, folds: Folds) -> None:
     "Keep a division; a file that is there is replaced whole."
     buffer = io.BytesIO()
     facts = json.dumps({"kind": folds.kind, "count": folds.count, "sha256": folds.sha256, "note": folds.note})
-    np.savez_compressed(buffer, held=folds.held, facts=np.frombuffer(facts.encode(), dtype=np.uint8))
+    write = np.savez_compressed if folds.held.nbytes < MOST_COMPRESSED - 2**20 else np.savez
+    write(buffer, held=folds.held, facts=np.frombuffer(facts.encode(), dtype=np.uint8))
     write_atomic(path, buffer.getvalue())
 
 
 def read_folds(path: Path) -> Folds:
     "The division in a file. RequestError where it is none, or was changed."
     try:
-        if path.stat().st_size > _MOST:
-            raise ValueError("it is too large")
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            facts = json.loads(bytes(arrays["facts"]).decode())
-            folds = Folds(arrays["held"], str(facts["kind"]), int(facts["count"]), str(facts.get("note", "")))
-    except Exception as error:  # of spoiled bytes NumPy, zipfile and zlib raise a dozen kinds
+        arrays = read_arrays(path)
+        facts = json.loads(bytes(arrays["facts"]).decode())
+        folds = Folds(arrays["held"], str(facts["kind"]), int(facts["count"]), str(facts.get("note", "")))
+    except Exception as error:  # of facts that are none
         raise RequestError(f"{path.name} holds no folds ({error}). Remove it, and they are drawn again.") from None
     if folds.held.ndim != 2 or folds.sha256 != facts.get("sha256"):
         raise RequestError(f"{path.name} was changed after it was written. Remove it, and the folds are drawn again.")

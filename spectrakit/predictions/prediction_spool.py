@@ -9,7 +9,6 @@ __all__ = ['IN_MEMORY', 'SpooledColumn', 'PredictionSpool', 'load_arrays', 'save
 # %% ../../nbs/38_predictions/01_prediction_spool.ipynb #5abc9bcd
 import json
 import math
-import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from ..data.batch_forms import join_parts
 from .predictions import join_column
+from ..system.arrays import MOST_COMPRESSED, array_facts, array_heads, read_arrays, read_head
 from ..system.errors import RequestError
 from ..system.files import replacing
 
@@ -128,35 +128,12 @@ class PredictionSpool:
         return arrays
 
 # %% ../../nbs/38_predictions/01_prediction_spool.ipynb #dfd87e79
-def _read_header(part: IO[bytes]) -> tuple[tuple[int, ...], Any, bool]:
-    "(shape, type, whether it is in the order of columns) of an array, whose values follow."
-    import numpy
-
-    reader = {1: numpy.lib.format.read_array_header_1_0, 2: numpy.lib.format.read_array_header_2_0}
-    shape, in_columns, kind = reader[numpy.lib.format.read_magic(part)[0]](part)
-    return shape, kind, in_columns
-
-
-def _mapped_entry(file: Path, entry: zipfile.ZipInfo) -> Any:
-    "An array that stands in an archive as it is, without reading it; changes stay in memory."
-    import numpy
-
-    with open(file, "rb") as archive:
-        archive.seek(entry.header_offset + 26)
-        archive.seek(sum(struct.unpack("<HH", archive.read(4))), 1)  # the name, and what else the header holds
-        shape, kind, in_columns = _read_header(archive)
-        order: Any = "F" if in_columns else "C"
-        return numpy.memmap(archive, kind, mode="c", offset=archive.tell(), shape=shape, order=order)
-
-
 def load_arrays(file: Path) -> dict[str, Any]:
-    "The arrays of an .npz by name; those beyond IN_MEMORY bytes that are not compressed are mapped, not read."
-    import numpy
+    """The arrays of an .npz by name; those beyond IN_MEMORY bytes that are not compressed are mapped, not read.
 
-    with zipfile.ZipFile(file) as archive, numpy.load(file, allow_pickle=False) as stored:
-        entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-        is_plain = {n: e.compress_type == zipfile.ZIP_STORED and e.file_size > IN_MEMORY for n, e in entries.items()}
-        return {n: _mapped_entry(file, entries[n]) if is_plain[n] else stored[n] for n in stored.files}
+    RequestError where it is spoiled, or unfolds to more than this kit writes.
+    """
+    return read_arrays(file, in_memory=IN_MEMORY)
 
 # %% ../../nbs/38_predictions/01_prediction_spool.ipynb #cc58ac52
 def save_arrays(path: Path, arrays: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
@@ -168,20 +145,18 @@ def save_arrays(path: Path, arrays: dict[str, Any], facts: dict[str, Any] | None
 
     with replacing(path) as file, zipfile.ZipFile(file, "w", compresslevel=1) as archive:
         archive.comment = json.dumps(facts).encode()[:65535] if facts else b""
+        left = MOST_COMPRESSED - 2**20  # what a reader unfolds at most, but for the arrays' heads
         for name, values in arrays.items():
-            archive.compression = zipfile.ZIP_STORED if values.dtype.kind in "fc" else zipfile.ZIP_DEFLATED
+            packs = values.dtype.kind not in "fc" and values.nbytes <= left
+            left -= values.nbytes if packs else 0
+            archive.compression = zipfile.ZIP_DEFLATED if packs else zipfile.ZIP_STORED
             with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
                 numpy.lib.format.write_array(part, values, allow_pickle=False)
 
 # %% ../../nbs/38_predictions/01_prediction_spool.ipynb #e3bf7b10
 def read_facts(file: Path) -> dict[str, Any]:
-    "The facts that stand with the arrays of an .npz; empty where there are none."
-    with zipfile.ZipFile(file) as archive:
-        try:
-            facts = json.loads(archive.comment or b"{}")
-        except ValueError:
-            return {}
-    return facts if isinstance(facts, dict) else {}
+    "The facts that stand with the arrays of an .npz; empty where there are none. RequestError where it is spoiled."
+    return array_facts(file)
 
 # %% ../../nbs/38_predictions/01_prediction_spool.ipynb #401a3776
 _BLOCK = 2**22  # bytes of an array that are read at once
@@ -211,7 +186,7 @@ class StoredArray:
             yield from (values[rows[first : first + length]] for first in range(0, len(self), length))
             return
         with zipfile.ZipFile(self.file) as archive, archive.open(f"{self.name}.npy") as part:
-            _read_header(part)
+            read_head(part)
             for first in range(0, len(self), length):
                 shape = min(length, len(self) - first), *self.shape[1:]
                 size = math.prod(shape) * self.dtype.itemsize
@@ -219,14 +194,9 @@ class StoredArray:
 
 # %% ../../nbs/38_predictions/01_prediction_spool.ipynb #90e8e456
 def stored_arrays(file: Path) -> dict[str, StoredArray]:
-    "The arrays of an .npz by name, unread."
-    with zipfile.ZipFile(file) as archive:
-        stored = {}
-        for entry in archive.namelist():
-            with archive.open(entry) as part:
-                name = entry.removesuffix(".npy")
-                stored[name] = StoredArray(file, name, *_read_header(part))
-    return stored
+    "The arrays of an .npz by name, unread. RequestError as for `load_arrays`."
+    heads = array_heads(file).items()
+    return {name: StoredArray(file, name, head.shape, head.dtype, head.in_columns) for name, head in heads}
 
 
 def rows_at_once(shape: tuple[int, ...], dtype: Any) -> int:

@@ -19,7 +19,7 @@ from ..data.batch_forms import is_id
 from .predictions import submission_table
 from .submission import Sample, Sheet, checked, constant, filled, id_columns, sheet_of
 from ..system.errors import RequestError
-from ..system.files import drop_leftovers, is_stream, write_atomic
+from ..system.files import drop_leftovers, is_stream, read_mapping, write_atomic
 
 # %% ../../nbs/38_predictions/09_submission_file.ipynb #d19deb84
 RECORD = "submission.json"
@@ -77,7 +77,7 @@ def _recorded(folder: Path) -> list[SubmissionState]:
     "What the record in `folder` says of the file, and of one that was about to take its place."
     states = []
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        values = read_mapping(folder / RECORD, 2**22)
         for facts in (values, values.pop("next", None)):
             if facts:
                 states.append(SubmissionState(**{**facts, "notes": tuple(facts["notes"])}))

@@ -10,9 +10,7 @@ __all__ = ['MOST_LINES', 'MOST_HASHED', 'MOST_READ', 'time_text', 'tail', 'mappi
 
 # %% ../../nbs/70_reports/04_report_sections.ipynb #4b2bd550
 import contextlib
-import math
 import shlex
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from .html import cell, figure_html, fold, is_secret, plain, safe, table_html
 from .prediction_plots import pictures_of
 from .run_curves import AXES, CurveStyle, curve, draw_curve, finish_axes, mark_point, plot_runs
 from ..runs.history import History
+from ..system.arrays import read_arrays
 from ..system.errors import RequestError
 from ..system.files import check_inside
 from ..system.masking import HIDDEN
@@ -250,16 +249,6 @@ def checkpoints_html(h: History) -> str:
     table = table_html(rows, caption="checkpoints") if kept else "<p>There are no checkpoints.</p>"
     return table + (note if deleted else "")
 
-# %% ../../nbs/70_reports/04_report_sections.ipynb #9cbde0a1
-def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    "ValueError where the head of an array says that it has more bytes than there are, for which room would be made."
-    with archive.open(entry) as file:
-        version = np.lib.format.read_magic(file)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, kind = reader(file)
-    if math.prod(shape) * kind.itemsize > entry.file_size:
-        raise ValueError(f"{entry.filename} is shorter than it says")
-
 # %% ../../nbs/70_reports/04_report_sections.ipynb #870f47ee
 MOST_READ = 10**9  # bytes of arrays
 
@@ -268,17 +257,9 @@ def read_predictions(path: Path) -> Predictions:
     "The arrays of predictions.npz. ValueError where it cannot be read, or is very large."
     try:
         check_inside(path.parent, path)
-        with zipfile.ZipFile(path) as stored:
-            size = sum(i.file_size for i in stored.infolist())
-        if size > MOST_READ:
-            raise ValueError(f"they take {format_bytes(size)}, which is not read here")
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                _check_array(archive, member)
-        with np.load(path, allow_pickle=False) as stored:
-            return Predictions({k: stored[k] for k in stored.files}, path)
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, MemoryError) as error:
-        raise ValueError(f"they cannot be read: {error}") from None
+        return Predictions(read_arrays(path, MOST_READ), path)
+    except (OSError, MemoryError, RequestError) as error:
+        raise ValueError(f"they cannot be read: {str(error).rstrip('.')}") from None
 
 
 def array_row(name: str, values: np.ndarray) -> tuple:

@@ -27,7 +27,7 @@ from spectrakit.checkpoint.store import (
 from ..config.compose import compose, diff, snapshot
 from ..config.profile_files import read_text
 from ..config.schema import Config, ResumeConfig
-from .events import EventLog, decode_line, is_event, log_file
+from .events import EventLog, decode_line, is_event, lines_of, log_file
 from .resume_changes import keep_effective_batch
 from .resume_source import ResumePlan
 from spectrakit.runs.run_dir import (
@@ -44,7 +44,7 @@ from spectrakit.runs.run_dir import (
     write_mark,
 )
 from ..system.errors import RequestError
-from ..system.files import is_inside, write_atomic
+from ..system.files import is_inside, open_regular, write_atomic
 from ..system.platforms.detect import writable_bytes
 
 # %% ../../nbs/35_runs/06_resume_dir.ipynb #37465f2e
@@ -53,8 +53,11 @@ def _lines_to_keep(plan: ResumePlan) -> list[tuple[bytes, dict]]:
 
     Those end with the checkpoint's own event, or else before the first event after its step.
     """
-    lines = log_file(plan.run).read_bytes().splitlines() if plan.run else []
-    kept = [(line + b"\n", event) for line in lines if is_event(event := decode_line(line))]
+    kept: list[tuple[bytes, dict]] = []
+    if plan.run:
+        with open_regular(log_file(plan.run)) as log:
+            lines = [line for line, _ in lines_of(log) if line is not None]
+        kept = [(line + b"\n", event) for line in lines if is_event(event := decode_line(line))]
     if plan.checkpoint is None:
         return kept
     step = read_manifest(plan.checkpoint)["step"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
-from ..system.files import alone_with, write_atomic
+from ..system.files import alone_with, read_start, write_atomic
 from .tracker import Tracker, TrackerContext
 
 # %% ../../nbs/36_trackers/03_mlflow.ipynb #ca7f9e15
@@ -103,7 +103,7 @@ def parent_run(mlflow: Any, project: str, store: Store, folder: Path) -> str:
     """
     file = folder / "run_id"
     if file.is_file():
-        return file.read_text(encoding="utf-8").strip()
+        return read_start(file, 1000).strip()
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name(project)
     number = experiment.experiment_id if experiment else client.create_experiment(project, store.artifacts)

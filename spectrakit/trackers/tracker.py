@@ -18,10 +18,13 @@ from typing import Any
 from ..config.aliases import flat
 from ..config.schema import Config, to_dict
 from ..config.validation import shown
-from ..system.files import write_atomic
+from ..system.files import read_start, write_atomic
 from ..system.masking import masked, masked_value
 
 # %% ../../nbs/36_trackers/00_tracker.ipynb #14563d66
+_MOST_ID = 1000  # bytes of a tracker's id of a run
+
+
 @dataclass(frozen=True)
 class TrackerContext:
     "What a tracker is opened with. `step`: the optimizer step from which a run goes on, None for a new one."
@@ -35,7 +38,7 @@ class TrackerContext:
     def run_id(self) -> str | None:
         "The id under which the tracker knows this run; None before its first start."
         file = self.folder / "run_id"
-        return file.read_text().strip() if file.is_file() else None
+        return read_start(file, _MOST_ID).strip() if file.is_file() else None
 
     @property
     def group(self) -> Path | None:
