@@ -7664,6 +7664,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'spectrakit/steps/state.py'),
                                         'spectrakit.steps.state.TrainState.__post_init__': ( '40_steps/state.html#trainstate.__post_init__',
                                                                                              'spectrakit/steps/state.py'),
+                                        'spectrakit.steps.state.TrainState._names_in_groups': ( '40_steps/state.html#trainstate._names_in_groups',
+                                                                                                'spectrakit/steps/state.py'),
                                         'spectrakit.steps.state.TrainState.checkpoints': ( '40_steps/state.html#trainstate.checkpoints',
                                                                                            'spectrakit/steps/state.py'),
                                         'spectrakit.steps.state.TrainState.load_state_dict': ( '40_steps/state.html#trainstate.load_state_dict',

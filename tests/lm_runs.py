@@ -14,6 +14,7 @@ from spectrakit.launch.launcher import launch
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import columns, read_events
 from spectrakit.system.platforms.detect import detect
+from tasks import in_sanity_check
 
 BASE = (
     "trainer.accelerator=cpu",
@@ -57,7 +58,7 @@ def run(folder: Path, task, *overrides: str, kind: str = "train"):
 
 
 class Cut(LanguageModel):
-    "Every process of its session breaks at loss number `at`; None: it is not cut."
+    "Every process of its session breaks at loss number `at`; None: it is not cut. The check before is the first."
 
     def __init__(self, at: int | None = None, **options):
         super().__init__(**options)
@@ -65,20 +66,20 @@ class Cut(LanguageModel):
 
     def loss(self, model, batch, moment=None):
         if moment is not None:
-            self.losses += 1
+            self.losses = 1 if in_sanity_check() else self.losses + 1
             if self.losses == self.at:
                 raise RuntimeError("cut")
         return super().loss(model, batch)
 
 
 class Killed(LanguageModel):
-    "Every process of its session is killed at the loss that the environment numbers; 0: none."
+    "Every process of its session is killed at the loss that the environment numbers, as `Cut` counts; 0: none."
 
     losses = 0
 
     def loss(self, model, batch, moment=None):
         if moment is not None:
-            self.losses += 1
+            self.losses = 1 if in_sanity_check() else self.losses + 1
             if self.losses == int(os.environ["TINY_KILL_AT"]):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)

@@ -33,6 +33,7 @@ from ..checkpoint.throttle import ADVANCE_S
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
 from ..contract.optimizer import ownership
+from ..contract.task import provides
 from ..data.order import ORDER_VERSION
 from ..distributed.compression import Compression
 from ..distributed.context import RunContext
@@ -516,7 +517,7 @@ class TrainState:
         return {
             "progress": asdict(self.progress),
             "optimizer": self.learner.optimizer.state_dict(),
-            "optimizer_params": names_in_groups(self.context.unwrap(self.learner.model), self.learner.optimizer),
+            "optimizer_params": self._names_in_groups(),
             **kept_averages(self.learner),
             "scaler": self.context.scaler.state_dict() if self.context.scaler else None,
             "scheduler": self.learner.scheduler.state_dict() if self.learner.scheduler else None,
@@ -531,6 +532,12 @@ class TrainState:
             "outer": None if self.outer is None else shared_state(self.outer),
             "stream": self.data.stream_state(self.progress.epoch, self.progress.window),
         }
+
+    def _names_in_groups(self) -> list[list[str | None]] | None:
+        "Return the names of the optimizer's parameters, if `on_epoch` may add some in a longer run."
+        if not provides(self.task, "on_epoch"):
+            return None
+        return names_in_groups(self.context.unwrap(self.learner.model), self.learner.optimizer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; what is missing or None stays as it is.

@@ -638,9 +638,8 @@ def masked_value(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         return HIDDEN if name and is_secret_value(name, value) else masked(value)
     if isinstance(value, dict):
-        return {
-            shown: masked_value(v, str(k)) for shown, (k, v) in zip(_masked_keys(value), value.items(), strict=True)
-        }
+        pairs = zip(_masked_keys(value), value.items(), strict=True)
+        return {shown: v if isinstance(v, float) else masked_value(v, str(k)) for shown, (k, v) in pairs}
     if isinstance(value, (list, tuple)):
         return [masked_value(v, name) for v in value]
     if isinstance(value, int) and not isinstance(value, bool) and name and is_secret_value(name, str(value)):

@@ -152,6 +152,7 @@ def shortened(config: TrainerConfig, tiny: Path, out: Path, **changes) -> Traine
         "eval_batches": 2,
     }
     given = {"model_name": str(tiny / "model"), "dataset_name": str(tiny / "texts.jsonl"), "output_dir": str(out)}
+    given["subset"] = {"train[:1000]": "train[:200]", "train": "train"}.get(config.subset)  # of the hub's data no part
     log = None if config.log_with == "wandb" else config.log_with
     return replace(config, **{**given, **small, "log_with": log, "overrides": SHORT, **changes})
 

@@ -279,13 +279,13 @@ class Overheard(Curve):
     def model(self, cfg):
         plain, file = dist.all_reduce, self.folder / "sizes.txt"
 
-        def all_reduce(tensor, *args, **kwargs):
+        def overhear(tensor, *args, **kwargs):
             with file.open("a") as lines:
                 lines.write(f"{threading.current_thread().name} {tensor.numel()}\n")
             return plain(tensor, *args, **kwargs)
 
-        if dist.get_rank() == 0:
-            dist.all_reduce = all_reduce
+        if dist.get_rank() == 0 and plain.__name__ != "overhear":  # the check before training makes a second model
+            dist.all_reduce = overhear
         return super().model(cfg)
 
 
