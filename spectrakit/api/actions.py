@@ -627,7 +627,7 @@ def _predict_in_time(
             else f"{type(error).__name__}: {error}"
         )
         content = "" if "submission" in str(why) else _what_is_there(run.path, str(out))
-        print(f"{run.path.name}: no predictions were made: {why}{content}", file=sys.stderr)
+        print(f"{run.path.name}: no predictions were made: {str(why).rstrip('.')}{content or '.'}", file=sys.stderr)
     with contextlib.suppress(OSError, ValueError):
         note_submission(run)
 

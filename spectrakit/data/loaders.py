@@ -16,6 +16,7 @@ import gc
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -387,17 +388,22 @@ def keeping_sigchld() -> Iterator[None]:
             signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
 
 
-def _begin(loader: Any) -> Iterator[Any]:
-    "The iterator of a DataLoader. WorkersFailed if the system has no semaphore, or no process, for its workers."
+@contextlib.contextmanager
+def _as_failed(workers: int, doing: str) -> Iterator[None]:
+    "Raise WorkersFailed for an error of `multiprocessing` in this block: the system lacks a semaphore or a file."
     try:
-        return iter(loader)
+        yield
+    except ConnectionError:
+        raise  # a worker is gone
     except OSError as error:
         innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
-        if not loader.num_workers or Path(innermost.f_code.co_filename).parent.name != "multiprocessing":
+        if not workers or Path(innermost.f_code.co_filename).parent.name != "multiprocessing":
             raise  # the task's own
         told = f"{type(error).__name__}: {error}"
         where = " (in /dev/shm, where semaphores are kept)" if error.errno == errno.ENOSPC else ""
-        raise WorkersFailed(f"could not begin: {told}{storage_cause(told, '/dev/shm') or where}") from error
+        if problem := storage_problem(tempfile.gettempdir()):
+            where = f" ({tempfile.gettempdir()} {problem})"
+        raise WorkersFailed(f"could not {doing}: {told}{storage_cause(told, '/dev/shm') or where}") from error
 
 
 def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
@@ -406,10 +412,11 @@ def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
     `begun`: a set that takes its iterator.
     """
     try:
-        with keeping_sigchld():
-            batches = _begin(loader)
+        with keeping_sigchld(), _as_failed(loader.num_workers, "begin"):
+            batches = iter(loader)
         begun.add(batches)
-        yield from batches
+        with _as_failed(loader.num_workers, "hand over a batch"):
+            yield from batches
     except RequestError as error:
         raise RequestError(str(error).strip().rpartition("RequestError: ")[2]) from None
 

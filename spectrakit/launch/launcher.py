@@ -632,7 +632,8 @@ def _after_move(outcome: Outcome, job: Job, now: Path | None) -> Outcome:
     told = lost_folder(job, now)
     if outcome.status != "failed" and now is not None:
         return replace(outcome, launch={**outcome.launch, "run_dir": str(now)})
-    caused = job.run_dir.name in outcome.reason or outcome.status != "failed"  # else the task failed by itself
+    silent = outcome.status != "failed" or "without an error" in outcome.reason  # what a rank wrote was moved as well
+    caused = silent or job.run_dir.name in outcome.reason  # else the task failed by itself
     reason = told if caused else f"{outcome.reason}. {told}"
     if now is None:
         return replace(outcome, status="failed", reason=reason)

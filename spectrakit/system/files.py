@@ -347,7 +347,11 @@ def temporary_folder() -> str:
     """
     named = os.environ.get("TMPDIR", "")
     try:
-        return named if os.path.isdir(named) else tempfile.gettempdir()
+        if os.path.isdir(named):
+            return named
+        if not os.path.isdir(tempfile.gettempdir()):
+            tempfile.tempdir = None  # it was removed since Python looked: look again
+        return tempfile.gettempdir()
     except FileNotFoundError:
         tried = [folder for folder in (named, "/tmp", "/var/tmp") if folder]
         problems = "; ".join(f"{folder} {storage_problem(folder)}" for folder in tried)

@@ -89,7 +89,8 @@ def test_a_worker_whose_process_was_killed_while_it_began_ends(tmp_path):
 
 
 LOSSES = """
-import os, resource, signal, sys, tempfile
+import os, resource, shutil, signal, sys, tempfile
+from multiprocessing.util import get_temp_dir
 from functools import partial
 import torch
 from torch.utils.data import get_worker_info
@@ -109,6 +110,8 @@ class Noisy:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == "temporary" and get_worker_info():
             tempfile.tempdir = "/no such folder"  # as if it was removed, or is full, when the worker first needs it
+        if self.trouble == "removed" and index == 17 and get_worker_info():
+            shutil.rmtree(get_temp_dir())  # with the socket over which the worker hands over
         return index + torch.rand(60_000)
 
 def read(workers, said):
@@ -154,6 +157,7 @@ MOUNTED = {"memory": "size=400k", "read-only": "ro", "inodes": "nr_inodes=2"}
             "Read-only file system (/dev/shm is read-only): reading goes on with no workers, in the training",
         ),
         ("inodes", "No space left on device (in /dev/shm, where semaphores are kept): reading goes on with no workers"),
+        ("removed", "could not hand over a batch: FileNotFoundError: [Errno 2] No such file or directory"),
         ("temporary", "hand over a batch: FileNotFoundError: [Errno 2] No such file or directory: '/no such folder/"),
     ],
 )
