@@ -373,21 +373,7 @@ def _data_loader(
         **options,
     )
 
-# %% ../../nbs/22_data/06_loaders.ipynb #0f3af04c
-@contextlib.contextmanager
-def keeping_sigchld() -> Iterator[None]:
-    "After this block SIGCHLD is what it was: torch would raise in the middle of anything when a worker dies."
-    import signal
-
-    number = getattr(signal, "SIGCHLD", None)
-    before = signal.getsignal(number) if number else None
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
-
-
+# %% ../../nbs/22_data/06_loaders.ipynb #0f3af04d
 @contextlib.contextmanager
 def _as_failed(workers: int, doing: str) -> Iterator[None]:
     "Raise WorkersFailed for an error of `multiprocessing` in this block: the system lacks a semaphore or a file."
@@ -404,6 +390,20 @@ def _as_failed(workers: int, doing: str) -> Iterator[None]:
         if problem := storage_problem(tempfile.gettempdir()):
             where = f" ({tempfile.gettempdir()} {problem})"
         raise WorkersFailed(f"could not {doing}: {told}{storage_cause(told, '/dev/shm') or where}") from error
+
+# %% ../../nbs/22_data/06_loaders.ipynb #0f3af04c
+@contextlib.contextmanager
+def keeping_sigchld() -> Iterator[None]:
+    "After this block SIGCHLD is what it was: torch would raise in the middle of anything when a worker dies."
+    import signal
+
+    number = getattr(signal, "SIGCHLD", None)
+    before = signal.getsignal(number) if number else None
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)  # type: ignore[arg-type]  # there is one where there is a handler
 
 
 def _plain_errors(loader: Any, begun: Any) -> Iterator[Any]:
