@@ -14,7 +14,7 @@ import pytest
 
 import fork_server
 import helpers
-from helpers import SETTINGS
+from helpers import SETTINGS, mount, mounted
 from notebook_kernels import COLAB, CannotInstall, Notebook, python_with
 
 # Threads that wait for the others of their pool sleep: where tests share the cores, turning takes three times as long.
@@ -208,22 +208,6 @@ def colabs_kernel(request, tmp_path, tmp_path_factory):
         pytest.skip(f"pip cannot get Colab's kernel: {error}")
     with Notebook(python, tmp_path) as notebook:
         yield notebook
-
-
-def mount(*words) -> None:
-    "Mount something, or skip the test where this user may not."
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command")
-    done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-
-
-def mounted(folder: Path, *words):
-    folder.mkdir()
-    mount(*words, folder)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -193,3 +194,19 @@ def refusal(*words: str) -> str:
     said = str(caught.value)
     assert "\n" not in said, said
     return said
+
+
+def mount(*words) -> None:
+    "Mount something, or skip the test where this user may not."
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command")
+    done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+
+
+def mounted(folder: Path, *words):
+    folder.mkdir()
+    mount(*words, folder)
+    yield folder
+    subprocess.run(["umount", folder], check=True)

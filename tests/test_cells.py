@@ -26,7 +26,7 @@ QUICK = (
     "00_system/02_units",
     "00_system/04_platforms/21_platform",
     "10_config/01_schema",
-    "20_checkpoint/01_store",
+    "20_checkpoint/02_store",
     "21_distributed/01_heartbeat",
     "22_data/00_batch_forms",
     "23_offline/01_import_names",

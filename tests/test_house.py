@@ -541,7 +541,7 @@ LONG_CELLS = {
     ("10_config/01_schema", "TrainingConfig"): "a table of settings",
     ("10_config/01_schema", "WatchdogConfig"): "a table of settings",
     (
-        "20_checkpoint/05_async_writer",
+        "20_checkpoint/06_async_writer",
         "CheckpointWriter",
     ): "the one face of saving: each method hands on to a part above",
     (

@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .actions import fit, session_of
 from .run import Run, list_runs, summarize
+from ..checkpoint.arrays import array_heads
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, diff, snapshot, takes_words
 from ..config.schema import Config, to_dict
@@ -50,7 +51,6 @@ from spectrakit.runs.run_dir import (
     unread_text,
     write_mark,
 )
-from ..system.arrays import array_heads
 from ..system.errors import RequestError
 from ..system.files import checked_path, read_mapping, write_atomic
 from ..system.signals import ends_softly

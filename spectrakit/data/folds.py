@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint.arrays import MOST_COMPRESSED, read_arrays
 from ..config.schema import Config, FoldsConfig
-from ..system.arrays import MOST_COMPRESSED, read_arrays
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 

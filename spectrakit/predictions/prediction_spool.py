@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ..checkpoint.arrays import MOST_COMPRESSED, array_facts, array_heads, read_arrays, read_head
 from ..data.batch_forms import join_parts
 from .predictions import join_column
-from ..system.arrays import MOST_COMPRESSED, array_facts, array_heads, read_arrays, read_head
 from ..system.errors import RequestError
 from ..system.files import replacing
 

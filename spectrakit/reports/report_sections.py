@@ -18,6 +18,7 @@ import numpy as np
 
 from ..api.actions import Predictions
 from ..api.run import Run
+from ..checkpoint.arrays import read_arrays
 from ..checkpoint.store import CheckpointError, checkpoint_bytes, checkpoints, read_pointer, verify
 from ..config.aliases import flat
 from ..config.batch_plan import batch_rows
@@ -30,7 +31,6 @@ from .html import cell, figure_html, fold, is_secret, plain, safe, table_html
 from .prediction_plots import pictures_of
 from .run_curves import AXES, CurveStyle, curve, draw_curve, finish_axes, mark_point, plot_runs
 from ..runs.history import History
-from ..system.arrays import read_arrays
 from ..system.errors import RequestError
 from ..system.files import check_inside
 from ..system.masking import HIDDEN

@@ -99,7 +99,12 @@ def mark_of(name: str, content: bytes, kind: str = "run") -> str:
 
 
 def has_mark(name: object, content: bytes, mark: object, kind: str = "run") -> bool:
-    "Whether `mark` is the one of this run, or thing; `name` and `mark` may be anything that a file says."
+    """Return whether `mark` is the one of this run, or thing.
+
+    - `name`, `mark`: anything that a file says
+    - `content`: bytes that the mark was made for
+    - `kind`: of the thing (default: a run)
+    """
     if not isinstance(name, str) or not isinstance(mark, str):
         return False
     return hmac.compare_digest(mark.encode("utf-8", "surrogatepass"), mark_of(name, content, kind).encode())

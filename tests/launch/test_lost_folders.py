@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import mount, mounted
-from helpers import run_cli, task
+from helpers import mount, mounted, run_cli, task
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import open_run
 from spectrakit.config.compose import compose
