@@ -108,7 +108,7 @@ def _status_line(s: RunState, context: FrameContext) -> str:
         " · ".join(filter(None, (elapsed, to_go))),
         f"saved at {s.saved[-1]:,}" if s.saved else "nothing saved yet",
     ]
-    widths = (275, 275, 203, 203)  # both pairs in the same ratio: below each other they stand in columns
+    widths = (230, 320, 170, 236)  # both pairs in the same ratio: below each other they stand in columns
     least = (225, 178, 225, 178)  # both pairs wrap at the same width
     cells = [
         _in_line(f"{width} 1 {low}px", part, _ONE_LINE) for width, low, part in zip(widths, least, parts, strict=True)

@@ -174,7 +174,8 @@ def test_lost_workers_change_no_bit_and_are_told(tmp_path, trouble, says):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert says in lines[0] and len(lines) == len(set(lines)) <= 3, lines
+    most = 4 if trouble == "files" else 3  # one more sentence, on how memory is shared, before workers are fewer
+    assert says in lines[0] and len(lines) == len(set(lines)) <= most, lines
 
 
 class Streams(Dataset):
