@@ -8271,8 +8271,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'spectrakit/system/tables.py')},
             'spectrakit.system.units': { 'spectrakit.system.units._refusal': ( '00_system/units.html#_refusal',
                                                                                'spectrakit/system/units.py'),
-                                         'spectrakit.system.units.binary_text': ( '00_system/units.html#binary_text',
-                                                                                  'spectrakit/system/units.py'),
                                          'spectrakit.system.units.format_bytes': ( '00_system/units.html#format_bytes',
                                                                                    'spectrakit/system/units.py'),
                                          'spectrakit.system.units.format_duration': ( '00_system/units.html#format_duration',

@@ -32,6 +32,14 @@ SETTINGS = (
     "optimizer.lr=0.01",
 )
 
+# A run in one process, whose steps are single micro batches.
+ONE_PROCESS = (
+    "trainer.accelerator=cpu",
+    "data.batch_size=4",
+    "accumulate_grad_batches=1",
+    "launch.mode=inline",
+)
+
 # What says on which platform, in which job or under which launcher a process runs: a test states its own.
 PREFIXES = ("KAGGLE_", "COLAB_", "SPECTRAKIT_", "ACCELERATE_", "TORCHELASTIC_", "MASTER_", "SLURM_", "HYDRA_", "TINY_")
 NAMES = {

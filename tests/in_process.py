@@ -32,6 +32,14 @@ PLAIN = (
 )
 
 
+INLINE = (  # of small tasks that are trained in the process of the test by `sk.fit`
+    "local/accumulate_grad_batches=debug",
+    "trainer.accelerator=cpu",
+    "launch.mode=inline",
+    "data.batch_size=8",
+)
+
+
 @dataclass
 class Result:
     status: str

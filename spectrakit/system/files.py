@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import RequestError
-from .units import binary_text
+from .units import format_bytes
 
 _CHUNK = 2**24  # bytes read at once
 
@@ -299,7 +299,7 @@ def _full(folder: str | Path) -> str:
     about = os.statvfs(folder)
     if about.f_files and not about.f_favail:
         return f"has no room for another file: all {about.f_files} inodes are in use"
-    free, total = (binary_text(about.f_frsize * blocks) for blocks in (about.f_bavail, about.f_blocks))
+    free, total = (format_bytes(about.f_frsize * blocks, binary=True) for blocks in (about.f_bavail, about.f_blocks))
     return f"is full: {free} are free of {total}"
 
 

@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .units import binary_text
+from .units import format_bytes
 
 GIB = 1024**3
 
@@ -150,7 +150,7 @@ def shared_memory_note(root: str = "/") -> str:
         total = shutil.disk_usage(under_root(root, "/dev/shm")).total
     except OSError:
         return ""
-    return f"/dev/shm has {binary_text(total)}; a container gets more by --shm-size or --ipc=host"
+    return f"/dev/shm has {format_bytes(total, binary=True)}; a container gets more by --shm-size or --ipc=host"
 
 # %% ../../nbs/00_system/03_hardware.ipynb #0a18d7b5
 def _tree_bytes(folder: str) -> int:

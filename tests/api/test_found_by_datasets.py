@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from in_process import furthest, weights
+from in_process import INLINE, furthest, weights
 from spectrakit.contract.task import Task
 
 pytestmark = pytest.mark.slow
@@ -17,10 +17,7 @@ DRAW = torch.Generator().manual_seed(9)
 X = torch.randn(48, 3, generator=DRAW)
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
 QUICK = (
-    "local/accumulate_grad_batches=debug",
-    "trainer.accelerator=cpu",
-    "launch.mode=inline",
-    "data.batch_size=8",
+    *INLINE,
     "trainer.max_epochs=2",
     "scheduler.name=constant",
     "checkpoint.max_share=1",

@@ -132,7 +132,7 @@ def test_a_single_trial_begins_anew_beside_a_stranger_s_run(here, stranger):
     mine = sk.run_single_trial(config, fold=0, task=Numbered())
     assert mine.run.path != theirs.run.path and np.load(mine.out_of_fold)["predictions"].max() < THEIRS
     taken = sk.run_single_trial(config, fold=0, task=Numbered(), trust=True)
-    assert taken.run.path in (mine.run.path, theirs.run.path) and taken.seconds < 60
+    assert taken.run.path in (mine.run.path, theirs.run.path)
 
 
 def test_a_stranger_s_search_is_left_alone_refused_by_name_and_taken_with_consent(here, stranger, capsys):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import spectrakit as sk
-from helpers import run_cli, task
+from helpers import ONE_PROCESS, run_cli, task
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.checkpoint.store import add_average, checkpoints, drop_averages, find_checkpoint, is_own, verify
 from spectrakit.config.compose import compose
@@ -22,10 +22,7 @@ from tasks import Line
 
 pytestmark = pytest.mark.slow
 WORDS = (
-    "trainer.accelerator=cpu",
-    "data.batch_size=4",
-    "accumulate_grad_batches=1",
-    "launch.mode=inline",
+    *ONE_PROCESS,
     "trainer.max_epochs=2",
     "watchdog.limit=none",
 )

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import run_cli, start_cli, task, wait_for
+from helpers import ONE_PROCESS, run_cli, start_cli, task, wait_for
 from spectrakit.runs.run_dir import claiming, is_locked
 
 pytestmark = pytest.mark.slow
 WORDS = (
-    "trainer.accelerator=cpu",
-    "data.batch_size=4",
-    "accumulate_grad_batches=1",
-    "launch.mode=inline",
+    *ONE_PROCESS,
     "dataloader.num_workers=0",
     "run.dir=runs",
 )

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from in_process import furthest, weights
+from in_process import INLINE, furthest, weights
 from spectrakit.contract.task import Task
 from spectrakit.steps.model import compiled_in_place
 
@@ -16,10 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The .grad att
 DRAW = torch.Generator().manual_seed(5)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randn(24, generator=DRAW)
 QUICK = (
-    "local/accumulate_grad_batches=debug",
-    "trainer.accelerator=cpu",
-    "launch.mode=inline",
-    "data.batch_size=8",
+    *INLINE,
     "trainer.max_epochs=2",
     "scheduler.name=constant",
     "checkpoint.max_share=1",

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from in_process import furthest
+from in_process import INLINE, furthest
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Moment, Task
@@ -16,10 +16,7 @@ from spectrakit.system.errors import RequestError
 DRAW = torch.Generator().manual_seed(3)
 X, Y = torch.randn(32, 4, generator=DRAW), torch.randn(32, generator=DRAW)
 QUICK = (
-    "local/accumulate_grad_batches=debug",
-    "trainer.accelerator=cpu",
-    "launch.mode=inline",
-    "data.batch_size=8",
+    *INLINE,
     "trainer.max_epochs=4",
     "scheduler.name=constant",
     "checkpoint.max_share=1",

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+from in_process import INLINE
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.system.errors import RequestError
@@ -14,10 +15,7 @@ from spectrakit.system.errors import RequestError
 DRAW = torch.Generator().manual_seed(3)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randn(24, generator=DRAW)
 QUICK = (
-    "local/accumulate_grad_batches=debug",
-    "trainer.accelerator=cpu",
-    "launch.mode=inline",
-    "data.batch_size=8",
+    *INLINE,
     "trainer.max_epochs=1",
 )
 
