@@ -23,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "build" / "bench"
 ARGUMENTS = {  # without them it takes an hour more
     "checkpoints": ("--mb", "100"),
-    "folds": ("--cpu",),
     "diloco": ("--rows", "ddp lr 0.004", "ddp lr 0.008", "diloco lr 0.004"),
     "redraws": ("--pairs", "0"),
 }
@@ -236,14 +235,6 @@ ROWS = (
         for every in (10, 1)
         for command in ("show", "report", "compare two")
     ),
-    Row(
-        "15 models at once ÷ one fold, CPU time",
-        "folds",
-        "×",
-        "aim",
-        lambda d: (d["inline"]["ratio"], 4),
-    ),
-    Row("their predictions, at once and one by one, apart", "folds", "", "aim", lambda d: (d["inline"]["apart"], 1e-5)),
     Row(
         "a trial begins after it is asked for",
         "search",

@@ -515,13 +515,11 @@ LONG_CELLS = {
     ("10_config/01_schema", "DataConfig"): "a table of settings",
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
-    ("10_config/01_schema", "FoldsConfig"): "a table of settings",
     ("10_config/01_schema", "SearchConfig"): "a table of settings",
     (
         "39_checks/06_run_forecast",
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
-    ("45_jobs/06_stacked_training", "stacked_steps"): "the training loop of many runs, visible in one function",
     ("61_serving/01_answering", "Worker"): "a process, and the two threads that belong to it: each method is short",
     ("61_serving/01_answering", "Answers"): "a state machine with one entry, each of whose steps is a short method",
     ("61_serving/02_inference_server", "serve"): "what a server is begun with: six arguments, each explained",

@@ -41,7 +41,6 @@ from spectrakit.api.trial import (
     result_of,
     run_single_trial,
     run_to_go_on_with,
-    train_stacked,
 )
 from ..checks.run_forecast import span
 from ..config.compose import compose, override, takes_words
@@ -486,7 +485,6 @@ class Folding:
     falls_back: str = ""  # why runs are to have one process from now on
     made: dict[int, TrialResult] = field(default_factory=dict)  # by number
     known: dict[str, Any] = field(default_factory=dict)  # what an earlier session has kept
-    at_once: bool = False  # whether all were trained in one go
     writes: bool = True  # whether this process writes what all of them make
     table: MeanSubmission | None = None  # of the test data, where one is asked for
     table_error: str = ""  # why it could not be written
@@ -571,7 +569,7 @@ def _take(f: Folding, number: int, result: TrialResult) -> None:
         f.stopped = f.stopped or result.status
     else:
         _put_mean(f)
-    if result.done and f.total > len(f.made) and not f.at_once:
+    if result.done and f.total > len(f.made):
         each_s = statistics.median(trial.seconds for trial in f.made.values())
         f.say(plan_text(f.total, f.total - len(f.made), each_s, f.places.count, f.left_s))
     f.falls_back = f.falls_back or result.fallback
@@ -708,56 +706,6 @@ def _plan_first(f: Folding, places: int, every_s: float = 0.5) -> Iterator[None]
         if thread.ident:
             thread.join()
 
-# %% ../../nbs/60_api/07_cross_validation.ipynb #2b57beee
-def _may_stack(f: Folding) -> bool:
-    "Whether it is worth asking whether all runs can be trained at once."
-    asked = f.config.folds.stacked
-    auto = f.config.launch.mode != "inline" and not f.known.get("one_by_one") and f.places.world_size in (None, 1)
-    if asked is False or f.total < 2 or not (asked is True or auto):
-        return False
-    if f.itself:  # all at once they would share the data of the first, and so what it holds out
-        return False
-    known = [_known_run(f, number) for number in range(f.total)]
-    return not any(run is not None and run.status in DONE for run in known)
-
-
-def _all_at_once(f: Folding) -> bool:
-    "Train all runs at once where that is possible and pays; whether there is nothing left to train."
-    if not _may_stack(f):
-        return False
-    asked = f.config.folds.stacked is True
-    wide = replace(f, places=replace(f.places, threads=None))
-    configs, began = [_config_at(wide, number, 0) for number in range(f.total)], time.monotonic()
-    try:
-        with _plan_first(f, f.total):
-            status, reason = train_stacked(f.task, f.path, configs, f.places.count, asked, f.trust)
-    except RequestError as refused:
-        _keep_facts(f, one_by_one=str(refused))
-        if asked:
-            f.say(f"the folds are trained one by one: {refused}")
-        return False
-    if status == "failed":
-        _keep_facts(f, one_by_one=reason)
-        f.say(f"from here on the folds are trained one by one: {reason}")
-        return False
-    _collect(f, status, time.monotonic() - began)
-    return True
-
-# %% ../../nbs/60_api/07_cross_validation.ipynb #8d1be30e
-def _collect(f: Folding, status: str, seconds: float) -> None:
-    "Take the results of runs that were trained at once; `status`: how that ended, after so many `seconds`."
-    f.at_once, each_s = True, seconds / f.total
-    f.say(f"{f.path.name}: {f.total} runs at once, {short_time(seconds)}")
-    for number in range(f.total):
-        if status == "completed":
-            result = run_single_trial(_config_at(f, number, 0), task=f.task, trust=f.trust)
-        elif (run := _known_run(f, number)) is not None:
-            result = result_of(run, each_s)
-        else:
-            continue
-        _take(f, number, replace(result, seconds=each_s))
-    f.stopped = "" if status == "completed" else status
-
 # %% ../../nbs/60_api/07_cross_validation.ipynb #79098e82
 def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trust: bool) -> Folding:
     "The cross-validation in `path`, before its first run."
@@ -791,8 +739,6 @@ def _train_folds(f: Folding) -> None:
     "Train until all is done, one run does not end well, or the time is over."
     if f.places.count > 1:
         f.say(f"{f.path.name}: {f.total} runs, {f.places.reason}")
-    if _all_at_once(f):
-        return
     with _plan_first(f, f.places.count):
         _side_by_side(f) if f.places.count > 1 or f.fallback is not None else _in_turn(f)
 

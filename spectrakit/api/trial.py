@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SETTINGS', 'DIVISION', 'TrialResult', 'TrialLog', 'run_to_go_on_with', 'result_of', 'Handle', 'holding_out',
-           'run_single_trial', 'train_stacked', 'other_settings', 'named_folder', 'folders_like', 'leave_alone',
-           'ManyFolders', 'open_folder']
+           'run_single_trial', 'other_settings', 'named_folder', 'folders_like', 'leave_alone', 'ManyFolders',
+           'open_folder']
 
 # %% ../../nbs/60_api/06_trial.ipynb #3ee4b2e6
 import contextlib
@@ -15,35 +15,32 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .actions import fit, session_of
-from .run import Run, list_runs, summarize
+from .actions import fit
+from .run import Run, list_runs
 from ..checkpoint.arrays import array_heads
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, diff, snapshot, takes_words
-from ..config.schema import Config, to_dict
+from ..config.schema import Config
 from ..data.folds import read_folds
 from ..distributed.heartbeat import stop_file
 from ..handover.job import Job, check_config, load_task
-from ..handover.job_kind import PREDICT, TRAIN_STACKED
-from ..handover.request import RunRequest, new_request
+from ..handover.job_kind import PREDICT
+from ..handover.request import new_request
 from ..launch.launcher import launch
 from ..predictions.held_out import divides_itself
 from ..runs.events import EventReader
 from ..runs.groups import DONE, check_made_here, foreign_members
-from ..runs.history import follow, log_size, outline
+from ..runs.history import follow, log_size
 from ..runs.resume_changes import is_free
-from ..runs.resume_dir import open_run_dir
-from ..runs.resume_source import places, plan_resume
+from ..runs.resume_source import places
 from spectrakit.runs.run_dir import (
     GROUP_SETTINGS,
     Busy,
-    Session,
-    claiming,
     find_runs,
     is_foreign,
     new_run_dir,
@@ -282,67 +279,6 @@ def run_single_trial(  # noqa: PLR0913  what a run is begun with; all but the se
     if predict and run.status in DONE and config.checkpoint.enabled:
         out_of_fold, status = _predict_held_out(task, run, config)
     return replace(result_of(run, time.monotonic() - began), status=status, out_of_fold=out_of_fold)
-
-# %% ../../nbs/60_api/06_trial.ipynb #8fadbad8
-def _same_place(configs: Sequence[Config], trust: bool) -> list[Run | None]:
-    "The run to go on with for each of these settings. RequestError where some are further than others."
-    runs = [run_to_go_on_with(Path(config.run.dir), trust) for config in configs]
-    if len({_step_of(run) for run in runs}) > 1:
-        raise RequestError("Some of the runs are further than others. They go on one by one.")
-    return runs
-
-
-def _step_of(run: Run | None) -> str:
-    "The newest whole checkpoint of a run, by its name; '' without one."
-    checkpoint = None if run is None else find_checkpoint(run.path / "checkpoints")[0]
-    return "" if checkpoint is None else checkpoint.name
-
-# %% ../../nbs/60_api/06_trial.ipynb #a19cb6ba
-def _open_run(
-    folders: contextlib.ExitStack, session: Session, config: Config, run: Run | None, first: RunRequest
-) -> dict[str, Any]:
-    """Open the folder of a run that is trained with others, until `folders` is closed; what the training needs of it.
-
-    `session`: what the folder is to know of the call. `run`: to go on with. `first`: the request of the first one,
-    whose settings are the same but for a few.
-    """
-    if run is not None:
-        config = replace(config, resume=replace(config.resume, source=str(run.path)))
-    own = replace(first.config, run=config.run, folds=config.folds, seed=config.seed, resume=config.resume)
-    request = first.with_config(own)
-    if request.place is not None or request.processes.per_node > 1 or config.distributed.num_nodes > 1:
-        raise RequestError("Several processes train each run. Use distributed.world_size=1 to train runs at once.")
-    with claiming(Path(request.config.run.dir)):
-        plan = plan_resume(request.config, session, False)
-        path, final = folders.enter_context(open_run_dir(plan, config, request.config, session))
-    return {"run_dir": str(path), "config": to_dict(final), "resume": plan.goes_on}
-
-# %% ../../nbs/60_api/06_trial.ipynb #83aec364
-def train_stacked(
-    task: Any, path: Path, configs: Sequence[Config], places: int, asked: bool, trust: bool = False
-) -> tuple[str, str]:
-    """Train runs of one task at once: (status, reason).
-
-    - `task`: an object or a name
-    - `path`: the folder of all, for logs, and for the file STOP
-    - `configs`: the settings of each; they differ in folder, fold and seed
-    - `places`: how many of them could train side by side instead
-    - `asked`: whether they are trained so where it is no faster, too
-    - `trust`: whether runs are gone on with that were not made here (default False)
-
-    RequestError, with nothing left behind, where they are to be trained one by one, and why.
-    """
-    with ends_softly(), contextlib.ExitStack() as folders:
-        before = _same_place(configs, trust)
-        first = new_request(configs[0])
-        session = session_of(task, first)
-        runs = [_open_run(folders, session, config, run, first) for config, run in zip(configs, before, strict=True)]
-        extra = {"runs": runs, "places": places, "asked": asked}
-        outcome = launch(Job(TRAIN_STACKED, path, first, extra=extra), task, lambda: None)
-    for run in runs:
-        if outline(Path(run["run_dir"])).done:
-            summarize(Run(Path(run["run_dir"])), draw=False)  # half of the time of such short runs; run.plot() draws
-    return outcome.status, outcome.reason
 
 # %% ../../nbs/60_api/06_trial.ipynb #c1066448
 SETTINGS, DIVISION = GROUP_SETTINGS, "folds.npz"  # what a folder of many runs was begun with, and how it divides

@@ -800,14 +800,6 @@ class FoldsConfig:
         words=("auto", "true", "false"),
         added_later=True,
     )
-    stacked: Any = setting(
-        "auto",
-        "train all folds and seeds of a small net at once, in one process; auto: where measuring some steps shows that "
-        "it saves time",
-        check=_auto_or_flag,
-        words=("auto", "true", "false"),
-        added_later=True,
-    )
     pseudo: str | None = setting(
         None,
         "a cross-validation on the same folds: each fold also trains on the test samples, whose targets are what that "

@@ -51,7 +51,6 @@ _FREE = {
     "folds.file",
     "folds.parallel",
     "folds.calibrate",
-    "folds.stacked",
     "folds.predict_train",
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}

@@ -364,7 +364,7 @@ def test_a_fold_that_finds_no_time_left_costs_the_others_nothing(here, monkeypat
         return train(config, **more)
 
     monkeypatch.setattr(spectrakit.api.cross_validation, "run_single_trial", late)
-    words = (*(INLINE if at_once == 1 else SHORT), *HERE, "folds.stacked=false", f"folds.parallel={at_once}")
+    words = (*(INLINE if at_once == 1 else SHORT), *HERE, f"folds.parallel={at_once}")
     cv = sk.cross_validate(Handed(), compose(*words), folds=3, predict="submission.csv")
     assert cv.status == "out_of_time" and [trial.status for trial in cv.trials] == ["completed"]
     assert Path("submission.csv").read_text().splitlines()[1] == "3,0"
@@ -376,7 +376,7 @@ def test_without_any_time_there_is_the_sample_or_an_error(here, monkeypatch):
         raise NoTimeLeft("There is no time to train.")
 
     monkeypatch.setattr(spectrakit.api.cross_validation, "run_single_trial", late)
-    words = compose(*INLINE, *HERE, "folds.stacked=false")
+    words = compose(*INLINE, *HERE)
     cv = sk.cross_validate(Handed(), words, folds=3, predict="submission.csv", show=False)
     assert cv.status == "out_of_time" and Path("submission.csv").read_text().splitlines()[1] == "3,7"
     with pytest.raises(NoTimeLeft, match="no time to train"):
@@ -481,7 +481,6 @@ def test_why_a_fold_failed_stands_in_the_table(here):
 
 def test_a_second_stop_ends_folds_side_by_side_at_once(here):
     words = (*SHORT, "folds.parallel=2", "folds.count=4", "trainer.max_epochs=400", "run.dir=runs")
-    words = (*words, "folds.stacked=false")
     process = start_cli(here, "cross-validate", task("Line"), *words, env={"TINY_HOLD": f"9:{here}"})
 
     def asked():
@@ -515,7 +514,7 @@ def test_predictions_that_are_cut_are_made_the_next_time(here, monkeypatch):
         return Outcome("interrupted", "interrupted") if job.kind.name == "predict" else launch(job, *rest)
 
     monkeypatch.setattr(trial, "launch", cut)
-    words = compose(*INLINE, *HERE, "folds.stacked=false")
+    words = compose(*INLINE, *HERE)
     first = sk.cross_validate(Numbered(), words, folds=2, show=False)
     assert first.status == "interrupted" and first.runs[0].status == "completed" and len(first.runs) == 1
     monkeypatch.setattr(trial, "launch", launch)
@@ -554,11 +553,10 @@ def test_a_spoiled_folder_is_left_alone_by_auto_and_refused_by_name(here, name, 
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
-@pytest.mark.parametrize("stacked", ["true", "false"])
-def test_folds_are_children_of_one_run_in_mlflow(here, stacked):
+def test_folds_are_children_of_one_run_in_mlflow(here):
     from mlflow import MlflowClient
 
-    words = (*SHORT, *HERE, "tracking.names=[csv,mlflow,tensorboard]", f"folds.stacked={stacked}", "task.name=line")
+    words = (*SHORT, *HERE, "tracking.names=[csv,mlflow,tensorboard]", "task.name=line")
     cv = sk.cross_validate(task("Line"), compose(*words, "tracking.mode=offline"), folds=2, show=False)
     assert cv.status == "completed"
     client = MlflowClient(f"sqlite:///{cv.path / 'trackers' / 'mlflow' / 'mlflow.db'}")

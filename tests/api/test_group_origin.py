@@ -93,22 +93,20 @@ def test_a_stranger_s_folds_are_left_alone_refused_by_name_and_taken_with_consen
     assert taken.path == theirs.path and taken.values.min() >= THEIRS and taken.trusted
 
 
-@pytest.mark.parametrize("stacked", ["true", "false"])
-def test_a_stranger_s_fold_in_a_group_made_here_is_trained_again(here, stranger, capsys, stacked):
+def test_a_stranger_s_fold_in_a_group_made_here_is_trained_again(here, stranger, capsys):
     with stranger():
         theirs = folds(added(THEIRS), "run.dir=theirs")
-    words = f"folds.stacked={stacked}"
-    mine = folds(Numbered(), words)
+    mine = folds(Numbered())
     shutil.rmtree(mine.path / "fold-1")
     shutil.copytree(theirs.path / "fold-1", mine.path / "fold-1")
     with pytest.raises(RequestError, match="Nothing proves that .*fold-1"):
-        folds(Numbered(), words, resume=mine.path)
-    again = folds(Numbered(), words, resume="auto")
+        folds(Numbered(), resume=mine.path)
+    again = folds(Numbered(), resume="auto")
     told = capsys.readouterr().err
     assert "nothing proves that fold-1/" in told and "it is trained again" in told
     assert again.path == mine.path and again.values.max() < THEIRS and again.runs[0].path == mine.runs[0].path
     assert sk.open_cross_validation(mine.path).runs[1].path == again.runs[1].path  # not the stranger's beside it
-    assert folds(Numbered(), words, resume=mine.path).values.max() < THEIRS  # an own one stands there now
+    assert folds(Numbered(), resume=mine.path).values.max() < THEIRS  # an own one stands there now
 
 
 @pytest.mark.parametrize("attached", [True, False])

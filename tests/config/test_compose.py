@@ -173,7 +173,6 @@ ADDED_LATER = {
     "folds.distill": "cv",
     "folds.distill_weight": 0.3,
     "folds.parallel": 2,
-    "folds.stacked": "true",
     "folds.calibrate": "true",
     "folds.fold": 1,
     "folds.file": "folds.npz",

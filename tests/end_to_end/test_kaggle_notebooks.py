@@ -510,10 +510,10 @@ def test_colab_goes_on_with_the_copy_on_drive_when_its_disk_is_gone(tmp_path):
 
 @pytest.mark.slow
 def test_each_fold_of_a_table_holds_out_rows_of_its_own(tmp_path, monkeypatch):
-    "The task divides its rows itself: trained at once, all folds would share those of the first."
+    "The task divides its rows itself, differently for each fold."
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "soil", tables())
-    words = (f"task.data={tmp_path / 'soil'}", "trainer.accelerator=cpu", "trainer.max_epochs=1", "folds.stacked=true")
+    words = (f"task.data={tmp_path / 'soil'}", "trainer.accelerator=cpu", "trainer.max_epochs=1")
     cv = sk.cross_validate("table", *words, "data.micro_batch_size=8", folds=3, show=False)
     assert cv.status == "completed" and len(cv.values) == 60
     held = {read_environment(run.path)["decided"]["data"]["valid"]["content"]["all"] for run in cv.runs}
