@@ -515,6 +515,7 @@ LONG_CELLS = {
     ("10_config/01_schema", "DataConfig"): "a table of settings",
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
+    ("10_config/01_schema", "FoldsConfig"): "a table of settings",
     ("10_config/01_schema", "SearchConfig"): "a table of settings",
     (
         "39_checks/06_run_forecast",
@@ -526,7 +527,6 @@ LONG_CELLS = {
     ("60_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
     ("60_api/07_cross_validation", "cross_validate"): "what folds are begun with: nine arguments, each explained",
     ("71_tuning/07_search", "search"): "what a search is begun with: nine arguments, each explained",
-    ("60_api/07_cross_validation", "Folding"): "the state of what is under way: a table of fields, and short methods",
     ("71_tuning/05_search_loop", "Search"): "the state of what is under way: a table of fields, and short methods",
     (
         "60_api/07_cross_validation",
