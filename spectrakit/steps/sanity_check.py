@@ -6,9 +6,10 @@
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'NextProcess', 'SanityCheck', 'check_first_loss', 'check_finite_loss',
            'check_gradients', 'check_last_batch', 'report_uneven_mean', 'gradients_of', 'check_left_alone',
            'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'check_learns', 'in_first_epoch',
-           'try_loss', 'try_epochs', 'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics',
-           'try_evaluation', 'try_table', 'write_guess', 'report_large_predictions', 'try_prediction', 'check_room',
-           'checkpoint_of', 'load_back', 'apart', 'try_next_process', 'try_checkpoint', 'try_part', 'try_contract']
+           'try_smallest', 'try_loss', 'try_epochs', 'try_step', 'check_numbers', 'check_outputs', 'check_rows',
+           'check_finite_metrics', 'try_evaluation', 'try_table', 'write_guess', 'report_large_predictions',
+           'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'apart', 'try_next_process', 'try_checkpoint',
+           'try_part', 'try_contract']
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2846b2fb
 import contextlib
@@ -19,7 +20,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint.frozen_base import still_frozen, without
@@ -35,16 +36,16 @@ from spectrakit.checkpoint.store import (
     tensor_bytes,
 )
 from ..checks.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
-from ..checks.loss_checks import adds_up, first_bad_layer, uneven_mean, watch_shapes
+from ..checks.loss_checks import adds_up, first_bad_layer, read_rows, uneven_mean, watch_shapes
 from ..checks.results import ContractResult
 from ..checks.undo import Arrived, undone
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
-from ..contract.task import Moment, loss_at, provides
+from ..contract.task import Moment, collate_of, loss_at, provides
 from ..data.batch_forms import leaves_of, samples_in
 from ..data.content import content_hash
-from ..data.loaders import Batches, LoadedBatches, find_non_finite
+from ..data.loaders import Batches, LoadedBatches, Placement, eval_batches, find_non_finite
 from ..data.order import train_cuts
 from ..distributed.context import step_with_scaler
 from ..distributed.fsdp import gradient_clip, load_whole_model, load_whole_optimizer, whole
@@ -408,11 +409,47 @@ def in_first_epoch(check: SanityCheck, task: Any, model: Any) -> Iterator[None]:
         for q, learns in before:
             q.requires_grad_(learns)
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #219df6b7
+def _counted(samples: int) -> str:
+    return f"{samples} sample{'s' * (samples > 1)}"
+
+
+def try_smallest(check: SanityCheck) -> None:
+    """Try `loss` on as few samples as the last micro batch of an epoch has, on any rank, where these are fewer.
+
+    RequestError if it raises, or is not finite. The gradients stay those of the first batch.
+    """
+    plan = check.plan
+    cuts = [cut for rank in range(plan.world_size) for cut in train_cuts(plan, rank, plan.steps_per_epoch - 1)]
+    size = min(cut.stop - cut.start for cut in cuts)
+    if check.sharded or size >= check.batch.samples:
+        return
+    few, data = _counted(size), read_rows(check.train, slice(0, size))
+    check.at("loss", f"on a training batch of {few}, as the last of each epoch is", data)
+    gradients = [(q, q.grad) for q in check.model.parameters()]
+    check.model.zero_grad()
+    moment = Moment(0, 0, total_steps(check.config, plan))
+    result = check.execution.context.in_precision(loss_at(check.task, lambda: moment))(check.model, data)
+    check_loss(check.task, result)
+    value = as_loss(result).value
+    value.backward()
+    for q, before in gradients:
+        q.grad = before
+    number, name = float(value.detach()), type(check.task).__name__
+    if not math.isfinite(number) and check.config.training.nan_policy == "stop":
+        raise RequestError(
+            f"{name}.loss is {number} for a training batch of {few}, as the last of each "
+            f"epoch is: {plan.samples_per_epoch} samples in micro batches of {plan.micro_batch_size}. Set "
+            "data.drop_last=true, or another data.micro_batch_size."
+        )
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #75eb9421
 def try_loss(check: SanityCheck) -> str:
     "One training batch: its loss and the gradients. RequestError where a value is not finite or the form is wrong."
     with in_first_epoch(check, check.task, check.model):
-        return _loss_of_first_batch(check)
+        told = _loss_of_first_batch(check)
+        try_smallest(check)
+        return told
 
 
 def _loss_of_first_batch(check: SanityCheck) -> str:
@@ -616,6 +653,28 @@ def _predicted_there(check: SanityCheck) -> str:
     return "predicted"
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #1c9031fc
+def _score(check: SanityCheck, batch: Any) -> None:
+    "Score a batch. RequestError where its metrics have a wrong form."
+    precise = check.execution.context.in_precision
+    with leaving_no_trace(check.model) as evaluated:
+        scores, outputs = score_batch(check.task, check.model, batch, in_precision=precise, evaluated=evaluated)
+    check_numbers(check.task, scores)
+    if provides(check.task, "metrics_all") and outputs is not None:
+        check_outputs(check.task, outputs, "metrics_all")
+        check_rows(check.task, outputs, batch)
+
+
+def _last_batch(check: SanityCheck, dataset: Any, stage: str) -> Any:
+    "Return the first samples, as many as the last batch of `dataset` has; None where it has as many as the others."
+    c, place = check.config, Placement(check.execution.context.device)
+    size = c.data.eval_batch_size or c.data.micro_batch_size
+    few, most = len(dataset) % size, c.limits.max_val_batches if stage == "valid" else None
+    if check.sharded or not few or len(dataset) < size or most is not None:
+        return None
+    smaller = replace(c, data=replace(c.data, eval_batch_size=few), dataloader=replace(c.dataloader, num_workers=0))
+    return next(iter(eval_batches(dataset, smaller, place, collate_of(check.task, stage), 1).epoch(0)))
+
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #28865ea5
 def try_evaluation(check: SanityCheck) -> str:
     "The first validation batches with their metrics. RequestError where one has a wrong form, or data are not finite."
     if check.valid is None:
@@ -627,15 +686,11 @@ def try_evaluation(check: SanityCheck) -> str:
     context, budget, batch = check.execution.context, check.execution.budget, next(iter(check.valid.epoch(0)))
     check_collated(check.task, batch.data, batch.samples)
     check.at("loss", "on a validation batch", batch.data)
-    outputs: Any = None
     if not check.sharded:
-        precise = context.in_precision
-        with leaving_no_trace(check.model) as evaluated:
-            scores, outputs = score_batch(check.task, check.model, batch, in_precision=precise, evaluated=evaluated)
-        check_numbers(check.task, scores)
-        if provides(check.task, "metrics_all") and outputs is not None:
-            check_outputs(check.task, outputs, "metrics_all")
-            check_rows(check.task, outputs, batch)
+        _score(check, batch)
+        if (last := _last_batch(check, check.valid_data, "valid")) is not None:
+            check.at("loss", f"on a validation batch of {_counted(last.samples)}, as the last one is", last.data)
+            _score(check, last)
     at_most_s = sanity_check_limit_s(budget)
     result = first_evaluation(check.task, check.model, check.valid, context, check.passes, at_most_s)
     check.metrics, seconds, problems = result
@@ -736,9 +791,9 @@ def _predict_some(check: SanityCheck, dataset: Any) -> float:
 
     first: list[tuple] = []
 
-    def predict(batch: Any) -> None:
+    def predict(batch: Any, doing: str = "on a test batch") -> None:
         check_collated(check.task, batch.data, batch.samples)
-        check.at("predict", "on a test batch", batch.data)
+        check.at("predict", doing, batch.data)
         outputs = check.execution.context.in_precision(predict_views)(check.task, check.model, batch.data, check.config)
         check.at("test_dataset", "on a test batch")  # whose next batch is read
         check_outputs(check.task, outputs)
@@ -748,6 +803,9 @@ def _predict_some(check: SanityCheck, dataset: Any) -> float:
 
     check.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
     seconds = predictions_s(check.task, check.model, dataset, check.config, check.execution.context, predict)
+    if (last := _last_batch(check, dataset, "predict")) is not None:
+        with leaving_no_trace(check.model):
+            predict(last, f"on a test batch of {_counted(last.samples)}, as the last one is")
     if first and first[0][1].samples > 0:
         outputs, batch = first[0]
         check.tried = batch

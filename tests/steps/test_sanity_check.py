@@ -183,6 +183,7 @@ def flat_net():
 
 IDS = torch.randint(0, 5, (24, 4), generator=DRAW)
 SHORT = of(X[:17], Y[:17])
+MANY = TensorDataset(X.repeat(17, 1)[:401], Y.repeat(17)[:401])  # one more than fifty batches
 
 # name: (the task, what the sentence says, settings)
 BROKEN = {
@@ -393,6 +394,42 @@ BROKEN = {
     "one sample is left over": (
         mine(SHORT, normed_net),
         ["Mine.model", "batch norm (1)", "17 samples", "drop_last"],
+    ),
+    "one sample is left over, and squeezed": (
+        mine(SHORT, loss=lambda s, m, b: F.cross_entropy(m(b[0]).squeeze(), b[1])),
+        ["Mine.loss", "size mismatch", "batch of 1 sample, as the last of each epoch is"],
+    ),
+    "three samples are left over, in a batch of fixed size": (
+        mine(of(X[:19], Y[:19]), loss=lambda s, m, b: F.cross_entropy(m(b[0].reshape(8, 4)), b[1])),
+        ["Mine.loss", "batch of 3 samples, as the last of each epoch is"],
+    ),
+    "one sample is left over, and has no deviation": (
+        mine(SHORT, loss=lambda s, m, b: -m(b[0]).var(0, correction=0).log().mean()),
+        ["Mine.loss is inf for a training batch of 1 sample", "17 samples", "data.drop_last=true"],
+    ),
+    "one validation sample is left over": (
+        mine(
+            datasets=lambda s, c: (of(X, Y), MANY),
+            metrics=lambda s, o, b: {"hits": (len(o.squeeze()), 1)},
+            predict=lambda s, m, b: m(b[0])[:, 0].squeeze(),
+        ),
+        ["Mine.metrics", "0-d tensor", "validation batch of 1 sample, as the last one is"],
+    ),
+    "five validation samples are left over, in a batch of fixed size": (
+        mine(
+            datasets=lambda s, c: (of(X, Y), of(*(part[:397] for part in MANY.tensors))),
+            loss=lambda s, m, b: F.cross_entropy(m(b[0]).reshape(8, 3), b[1]),
+        ),
+        ["Mine.loss", "validation batch of 5 samples, as the last one is"],
+    ),
+    "one test sample is left over": (
+        mine(
+            net=flat_net,
+            loss=fit(lambda p, y: F.mse_loss(p, y.float())),
+            test_dataset=lambda s, c: MANY,
+            predict=lambda s, m, b: m(b[0]).squeeze(),
+        ),
+        ["Mine.predict gave a single Tensor"],
     ),
     "a batch of one": (mine(net=normed_net), ["Mine.loss", "batch norm", "micro_batch_size"], "data.batch_size=1"),
     # optimizer and scheduler
