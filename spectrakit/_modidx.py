@@ -6777,8 +6777,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history._Search.is_over': ( '35_runs/history.html#_search.is_over',
                                                                                       'spectrakit/runs/history.py'),
-                                         'spectrakit.runs.history._batch_factor': ( '35_runs/history.html#_batch_factor',
-                                                                                    'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history._search': ('35_runs/history.html#_search', 'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history._take': ('35_runs/history.html#_take', 'spectrakit/runs/history.py'),
                                          'spectrakit.runs.history._take_best': ( '35_runs/history.html#_take_best',

@@ -512,7 +512,6 @@ LONG_CELLS = {
         "Platform",
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("10_config/01_schema", "Config"): "a table of settings",
-    ("10_config/01_schema", "DataConfig"): "a table of settings",
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
     ("10_config/01_schema", "FoldsConfig"): "a table of settings",

@@ -736,15 +736,8 @@ def from_dict(tree: dict) -> Config:
 
 # %% ../../nbs/10_config/04_compose.ipynb #485e37ba
 def sha256(config: Config) -> str:
-    "Hash of the canonical form: equal settings, equal hash, also where a later version has more settings."
-    tree = to_dict(config)
-    for key, spec in settings().items():
-        if spec.limits.get("added_later") and get(config, key) == spec.default:
-            block, _, name = key.rpartition(".")
-            del tree[block][name]
-            if not tree[block]:  # a block of which an earlier version had nothing
-                del tree[block]
-    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    "Return the hash of the canonical form: equal settings, equal hash."
+    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

@@ -238,35 +238,29 @@ class DataConfig:
         "samples behind one optimizer step, on all processes together; what is not given of micro batch and "
         "accumulation follows from it; null: it follows from them",
         minimum=1,
-        added_later=True,
     )
     find_micro_batch_size: bool = setting(
         False,
         "before the first step, find the largest micro batch that the device has room for; the effective batch stays "
         "as it is. data.micro_batch_size=auto says the same",
-        added_later=True,
     )
     eval_batch_size: int | None = setting(
         None, "samples in one forward pass of an evaluation; null: as micro_batch_size", minimum=1
     )
     shuffle: bool = setting(True, "a new order every epoch, a function of seed and epoch")
     drop_last: bool = setting(False, "leave out an epoch's last optimizer step where it is short of samples")
-    allow_nan: bool = setting(
-        False, "inputs and targets may hold NaN; the task's loss has to leave them out", added_later=True
-    )
+    allow_nan: bool = setting(False, "inputs and targets may hold NaN; the task's loss has to leave them out")
     average_views: bool = setting(
         True,
         "predict each test batch as the task's `views` shows it, several times, and average; false: once, as it is",
-        added_later=True,
     )
     samples_per_epoch: int | None = setting(
-        None, "samples of a stream that are an epoch; null: as many as it has", minimum=1, added_later=True
+        None, "samples of a stream that are an epoch; null: as many as it has", minimum=1
     )
     shuffle_buffer: int = setting(
         0,
         "samples of a stream from which the next one is drawn, where data.shuffle is on; 0: the stream's order",
         minimum=0,
-        added_later=True,
     )
     resident_gib: float = setting(1.0, "tensor data sets up to this size are kept on the device; 0: never", minimum=0)
 
@@ -285,7 +279,6 @@ class DataloaderConfig:
         None,
         "with num_workers=auto, how many there may be on a machine, for all its ranks; null: as many as it has cores",
         minimum=0,
-        added_later=True,
     )
     prefetch_factor: int = setting(
         2, "batches that each worker reads ahead; more with num_workers=auto, where they are slow at times", minimum=1
@@ -309,10 +302,9 @@ class OptimizerConfig:
         "none",
         "how the learning rate follows the effective batch: linear, or with its square root (sqrt)",
         choices=("none", "linear", "sqrt"),
-        added_later=True,
     )
     base_batch_size: int | None = setting(
-        None, "effective batch for which optimizer.lr was chosen, for optimizer.lr_scaling", minimum=1, added_later=True
+        None, "effective batch for which optimizer.lr was chosen, for optimizer.lr_scaling", minimum=1
     )
     weight_decay: float = setting(0.01, "weight decay; biases and norms (one-dimensional ones) have none", minimum=0)
     momentum: float = setting(0.9, "momentum of sgd, beta1 of adam and its kin", minimum=0, maximum=0.9999)
@@ -320,25 +312,22 @@ class OptimizerConfig:
         None,
         "both betas of adam and its kin, such as [0.9,0.95]; null: momentum and 0.999",
         check=_betas,
-        added_later=True,
     )
-    eps: float | None = setting(None, "eps of the optimizer; null: torch's", above=0, added_later=True)
+    eps: float | None = setting(None, "eps of the optimizer; null: torch's", above=0)
     decay_norms_and_biases: bool = setting(
-        False, "weight decay also for one-dimensional parameters: biases, scales of norms", added_later=True
+        False, "weight decay also for one-dimensional parameters: biases, scales of norms"
     )
     options: dict[str, Any] = setting(
         {},
         "other keywords of the class, as torch.optim names them",
         of="keywords and values",
         example="optimizer.options.nesterov=true",
-        added_later=True,
     )
     groups: Any = setting(
         [],
         "parameters with settings of their own: match (a pattern of names), lr or lr_factor, weight_decay, other "
         "keywords; the first match counts",
         check=_groups,
-        added_later=True,
     )
 
     def __post_init__(self) -> None:
@@ -354,7 +343,7 @@ class SchedulerConfig:
     warmup_steps: int = setting(0, "optimizer steps of linear warm-up", minimum=0)
     warmup_epochs: float = setting(0.0, "epochs of linear warm-up; keeps its share if accumulation changes", minimum=0)
     warmup_ratio: float = setting(
-        0.0, "fraction of all optimizer steps that is linear warm-up", minimum=0, maximum=0.99, added_later=True
+        0.0, "fraction of all optimizer steps that is linear warm-up", minimum=0, maximum=0.99
     )
     final_lr_fraction: float = setting(0.0, "learning rate at the end, as a fraction of the base", minimum=0, maximum=1)
     power: float = setting(2.0, "exponent of the polynomial shape", above=0)
@@ -363,7 +352,6 @@ class SchedulerConfig:
         "step",
         "when a task's own scheduler moves: after each optimizer step, each epoch, or an evaluation (plateau)",
         choices=("step", "epoch", "plateau"),
-        added_later=True,
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #b52d1bb7
@@ -378,13 +366,11 @@ class TrainingConfig:
     ema_buffers: bool = setting(
         False,
         "average floating-point buffers, such as running means, beside the weights; false: those of the last step",
-        added_later=True,
     )
     average: str | None = setting(
         None,
         "at the end, try the mean of saved checkpoints: last:3, or best:3 by checkpoint.monitor; kept if better",
         check=_average,
-        added_later=True,
     )
     mixup: float = setting(
         0.0,
@@ -392,20 +378,17 @@ class TrainingConfig:
         "0.2 is usual",
         minimum=0,
         maximum=10,
-        added_later=True,
     )
     gradient_checkpointing: Any = setting(
         False,
         "compute activations again in the backward pass: less memory, more time; true, or patterns of module names",
         check=_patterns,
         words=("true", "false"),
-        added_later=True,
     )
     oom_recovery: bool = setting(
         True,
         "where a device runs out of memory, train the step again with smaller micro batches and the same effective "
         "batch; false: the run ends",
-        added_later=True,
     )
     nan_policy: str = setting(
         "stop",
@@ -431,7 +414,6 @@ class TrainerConfig:
         "norm",
         "what gradient_clip_val bounds: the norm of all gradients together, or each value",
         choices=("norm", "value"),
-        added_later=True,
     )
     check_val_every_n_epoch: int = setting(1, "evaluate after every n-th epoch", minimum=1)
     check_val_every_n_steps: int | None = setting(None, "evaluate also after every n-th optimizer step", minimum=1)
@@ -439,7 +421,6 @@ class TrainerConfig:
         None,
         "evaluate also after every such fraction of an epoch: 0.25 is four times an epoch",
         check=_fraction_of_epoch,
-        added_later=True,
     )
     log_every_n_steps: int = setting(
         50, "optimizer steps between two log points; the device is only waited for there", minimum=1
@@ -448,13 +429,11 @@ class TrainerConfig:
         0.0,
         "where steps are fast, log points that would come sooner than this are left out; 0: none is",
         minimum=0,
-        added_later=True,
     )
     log_max_seconds: float | None = setting(
         60.0,
         "where steps are slow, log also when this has passed (ranks of one machine); null: by count alone",
         above=0,
-        added_later=True,
     )
     deterministic: Any = setting(
         False,
@@ -473,20 +452,17 @@ class TrainerConfig:
         "capture the passes of steps as CUDA graphs, by torch.compile; auto: for a small model in a long run",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
-        added_later=True,
     )
     float32_matmul: str = setting(
         "auto",
         "precision of float32 products; auto: high (TF32) on a GPU that has it, in a mixed precision, else torch's own",
         choices=("auto", "highest", "high", "medium"),
-        added_later=True,
     )
     channels_last: Any = setting(
         "auto",
         "weights of two-dimensional convolutions laid out for tensor cores; auto: on a GPU in a mixed precision",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
-        added_later=True,
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #701f7961
@@ -569,7 +545,6 @@ class DistributedConfig:
         "when gradients travel between GPUs: overlap: during the backward pass; after_backward: when all ranks have "
         "theirs, so that memory that runs out on one ends nothing; auto: overlap once there is memory to spare",
         choices=("auto", "overlap", "after_backward"),
-        added_later=True,
     )
     gradient_as_bucket_view: bool = setting(True, "gradients live in the communication buckets: less memory")
     bucket_cap_mb: int = setting(25, "size of a communication bucket in MB", minimum=1)
@@ -600,88 +575,71 @@ class DistributedConfig:
 class DilocoConfig:
     "distributed.strategy=diloco: workers train alone for many steps, then all move by the mean of what they found."
 
-    max_steps: int = setting(
-        50, "inner steps of a worker from one exchange to the next: a round", minimum=1, added_later=True
-    )
+    max_steps: int = setting(50, "inner steps of a worker from one exchange to the next: a round", minimum=1)
     loops: int | None = setting(
         None,
         "rounds of the whole run, in place of trainer.max_steps and max_epochs; null: as these say",
         minimum=1,
-        added_later=True,
     )
     workers: Any = setting(
         "auto",
         "workers that exchange once a round; auto: as many as there are processes / shards",
         check=partial(_auto_or_whole, minimum=1),
         words=("auto",),
-        added_later=True,
     )
-    shards: int = setting(1, "processes that share the model of a worker, by FSDP", minimum=1, added_later=True)
+    shards: int = setting(1, "processes that share the model of a worker, by FSDP", minimum=1)
     warmup_steps: int = setting(
-        0, "steps before the first round, in which gradients travel each time, as with ddp", minimum=0, added_later=True
+        0, "steps before the first round, in which gradients travel each time, as with ddp", minimum=0
     )
     compression: str = setting(
         "fp32",
         "how numbers travel; what rounding leaves out is added to the next round",
         choices=("fp32", "fp16", "int8", "int4"),
-        added_later=True,
     )
     fragments: int = setting(
         1,
         "parts of the model that are exchanged in turn, each once a round, so that never all of it travels at once",
         minimum=1,
-        added_later=True,
     )
-    overlap_steps: int = setting(
-        0, "steps that go on while a part travels; 0: they wait for it", minimum=0, added_later=True
-    )
+    overlap_steps: int = setting(0, "steps that go on while a part travels; 0: they wait for it", minimum=0)
     mixing: float = setting(
         0.0,
         "share of a worker's own weights that stays where the workers' common ones arrive",
         minimum=0,
         maximum=1,
-        added_later=True,
     )
     quorum: int | None = setting(
         None,
         "workers that have to come to a round's end before it goes on without the others; each is a run of its own, "
         "and may die and come back; null: all workers are processes of one run",
         minimum=1,
-        added_later=True,
     )
-    member: int | None = setting(
-        None, "which worker this run is, from 0; with diloco.quorum", minimum=0, added_later=True
-    )
+    member: int | None = setting(None, "which worker this run is, from 0; with diloco.quorum", minimum=0)
     meeting: str | None = setting(
-        None, "the folder in which workers meet that are runs of their own; with diloco.quorum", added_later=True
+        None, "the folder in which workers meet that are runs of their own; with diloco.quorum"
     )
-    grace_s: float = setting(
-        60.0, "seconds that a quorum waits for the other workers at a round's end", minimum=0, added_later=True
-    )
-    outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim", added_later=True)
-    outer_lr: float = setting(0.7, "the outer learning rate; 0.7 suits SGD", above=0, added_later=True)
+    grace_s: float = setting(60.0, "seconds that a quorum waits for the other workers at a round's end", minimum=0)
+    outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim")
+    outer_lr: float = setting(0.7, "the outer learning rate; 0.7 suits SGD", above=0)
     outer_momentum: float = setting(
         0.9,
         "momentum of the outer optimizer, Nesterov's where it has that",
         minimum=0,
         maximum=0.9999,
-        added_later=True,
     )
     outer_opt_kwargs: dict[str, Any] = setting(
         {},
         "other keywords of its class, as torch.optim names them",
         of="keywords and values",
         example="diloco.outer_opt_kwargs.nesterov=false",
-        added_later=True,
     )
     outer_lr_schedule: str = setting(
         "none",
         "how the outer rate falls over the run; none: it stays",
         choices=("none", "cosine", "linear", "polynomial"),
-        added_later=True,
     )
     outer_grad_clip: float | None = setting(
-        None, "longest step of the workers' mean that counts, as a norm; null: any", above=0, added_later=True
+        None, "longest step of the workers' mean that counts, as a norm; null: any", above=0
     )
 
     def __post_init__(self) -> None:
@@ -753,15 +711,14 @@ class WatchdogConfig:
 class PreflightConfig:
     "What is asked before a run begins."
 
-    seconds: float = setting(10.0, "how long steps are timed for a forecast, about", above=0, added_later=True)
+    seconds: float = setting(10.0, "how long steps are timed for a forecast, about", above=0)
     max_cost: float | None = setting(
         None,
         "most that a run may cost in dollars: fit measures first and refuses what may cost more; null: it does not ask",
         above=0,
-        added_later=True,
     )
     price_per_hour: float | None = setting(
-        None, "dollars for an hour of this machine; null: from the table of prices", minimum=0, added_later=True
+        None, "dollars for an hour of this machine; null: from the table of prices", minimum=0
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #5770a62e
@@ -769,28 +726,20 @@ class PreflightConfig:
 class FoldsConfig:
     "Cross-validation: how the training samples are divided, and which part is held out."
 
-    count: int = setting(
-        5, "parts that the training samples are divided into", minimum=2, maximum=1000, added_later=True
-    )
+    count: int = setting(5, "parts that the training samples are divided into", minimum=2, maximum=1000)
     kind: str = setting(
         "auto",
         "kfold; stratified: by classes; group, stratified_group: by the task's `groups`; time: later samples are held "
         "out; auto: by groups where the task has them, by classes where targets are classes, else kfold",
         choices=("auto", "kfold", "stratified", "group", "stratified_group", "time"),
-        added_later=True,
     )
-    repeats: int = setting(
-        1, "divisions, each drawn anew; one that is held out for each part", minimum=1, added_later=True
-    )
-    seeds: int = setting(
-        1, "runs of each fold, each with a seed of its own; their predictions are averaged", minimum=1, added_later=True
-    )
+    repeats: int = setting(1, "divisions, each drawn anew; one that is held out for each part", minimum=1)
+    seeds: int = setting(1, "runs of each fold, each with a seed of its own; their predictions are averaged", minimum=1)
     parallel: Any = setting(
         "auto",
         "folds at a time; auto: one for each GPU",
         check=partial(_auto_or_whole, minimum=1),
         words=("auto",),
-        added_later=True,
     )
     calibrate: Any = setting(
         "auto",
@@ -798,44 +747,38 @@ class FoldsConfig:
         "several GPUs, and half an hour or more",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
-        added_later=True,
     )
     pseudo: str | None = setting(
         None,
         "a cross-validation on the same folds: each fold also trains on the test samples, whose targets are what that "
         "one's model of the same fold has predicted",
         check=_folder,
-        added_later=True,
     )
     distill: str | None = setting(
         None,
         "a cross-validation on the same folds: targets are mixed with its predictions of what was held out",
         check=_folder,
-        added_later=True,
     )
     columns: Any = setting(
         None,
         "a cross-validation on the same folds, or a list of them: its predictions are further inputs; of training "
         "samples those by models that had not seen them, of test samples those of the same fold",
         check=_folders,
-        added_later=True,
     )
     predict_train: bool = setting(
         False,
         "predict what a fold trains with, too (train.npz): from it a later folds.distill learns without a leak",
-        added_later=True,
     )
     distill_weight: float = setting(
-        0.5, "the part of a target that is prediction, with folds.distill", minimum=0, maximum=1, added_later=True
+        0.5, "the part of a target that is prediction, with folds.distill", minimum=0, maximum=1
     )
     fold: int | None = setting(
-        None, "the part that is held out, from 0 on; null: the task's own validation data", minimum=0, added_later=True
+        None, "the part that is held out, from 0 on; null: the task's own validation data", minimum=0
     )
     file: str | None = setting(
         None,
         "where the division is kept; what is there is used; null: worked out each time",
         check=_folder,
-        added_later=True,
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #92a8e6f4
@@ -847,42 +790,36 @@ class SearchConfig:
         {},
         "settings and where their values come from, in Hydra's sweep words",
         example="search.space.optimizer.lr='tag(log,interval(1e-5,1e-2))'",
-        added_later=True,
     )
-    trials: int = setting(20, "trials in all, those of earlier sessions counted", minimum=1, added_later=True)
+    trials: int = setting(20, "trials in all, those of earlier sessions counted", minimum=1)
     sampler: str = setting(
         "tpe",
         "tpe: where trials so far were good; random; grid: every combination of choices and ranges, once",
         choices=("tpe", "random", "grid"),
-        added_later=True,
     )
     direction: str = setting(
         "auto",
         "min or max: which way the monitored metric is better; auto: as its name says",
         choices=("auto", "min", "max"),
-        added_later=True,
     )
     pruner: str = setting(
         "median",
         "median: a trial that is worse than half of the others were at the same point ends early; none: each trains on",
         choices=("median", "none"),
-        added_later=True,
     )
     startup_trials: int = setting(
-        5, "trials before the first one is ended early; tpe draws twice as many at random", minimum=1, added_later=True
+        5, "trials before the first one is ended early; tpe draws twice as many at random", minimum=1
     )
     folds: int = setting(
         1,
         "parts of the training samples, each held out once in a trial; 1: the validation data",
         minimum=1,
-        added_later=True,
     )
     parallel: Any = setting(
         "auto",
         "trials at a time; auto: one for each GPU",
         check=partial(_auto_or_whole, minimum=1),
         words=("auto",),
-        added_later=True,
     )
     calibrate: Any = setting(
         "auto",
@@ -890,21 +827,18 @@ class SearchConfig:
         "several GPUs, and half an hour or more",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
-        added_later=True,
     )
-    keep: int = setting(1, "trials whose checkpoints are kept, the best ones", minimum=1, added_later=True)
+    keep: int = setting(1, "trials whose checkpoints are kept, the best ones", minimum=1)
     final_share: float = setting(
         0.0,
         "part of the time that is kept for training with the best settings, and predicting, at the end; 0: no such run",
         minimum=0,
         maximum=0.9,
-        added_later=True,
     )
     trial: dict[str, Any] = setting(
         {},
         "settings of the trials alone, such as fewer epochs; the run at the end has its own",
         example="search.trial.trainer.max_epochs=3",
-        added_later=True,
     )
 
     def __post_init__(self) -> None:
@@ -951,7 +885,6 @@ class LaunchConfig:
         "cores",
         check=partial(_auto_or_whole, minimum=1),
         words=("auto",),
-        added_later=True,
     )
     warm_worker: Any = setting(
         "auto",
@@ -959,7 +892,6 @@ class LaunchConfig:
         "with memory to spare",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
-        added_later=True,
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #09b70e51
@@ -977,7 +909,6 @@ class RunConfig:
     pictures: bool = setting(
         True,
         "while it trains, draw the task's own pictures of a few validation samples, in a hundredth of the time",
-        added_later=True,
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #8412077c
@@ -996,12 +927,10 @@ class TrackingConfig:
         None,
         "a folder in which TensorBoard's files go, in one of the run's name; null: in the run's own, under trackers/",
         check=_folder,
-        added_later=True,
     )
     group: str | None = setting(
         None,
         "folder of the search that this run is part of, which sets it: a group in W&B, a parent run in MLflow",
-        added_later=True,
     )
 
 # %% ../../nbs/10_config/01_schema.ipynb #9aadad0c

@@ -53,7 +53,6 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     - `check`: a function of the value, which raises a ValueError where it is wrong
     - `words`: what it takes beside numbers, for suggestions
     - `of`, `example`: what a mapping holds, and how one entry is typed
-    - `added_later`: earlier versions had no such setting, so at its default it is left out of the hash
     """
     metadata = {"help": help, **limits}
     if isinstance(default, (dict, list)):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.store import checkpoints, read_pointer, verify
 from ..config.aliases import flat
-from ..config.batch_plan import BATCH_SETTINGS
 from ..config.compose import compose
 from ..config.profile_files import load_yaml
 from ..config.schema import to_dict
@@ -297,15 +296,6 @@ def outline(path: Path, hashes: bool = False) -> RunOutline:
     return RunOutline(path, read_environment(path), ended, step, seconds, end_step, hashes)
 
 # %% ../../nbs/35_runs/03_history.ipynb #a6a42276
-def _batch_factor(changed: Any) -> float:
-    "By what the effective batch was multiplied, where a restart only names the settings that changed."
-    factor = 1.0
-    for pair in (changed.get(name) for name in BATCH_SETTINGS) if isinstance(changed, dict) else ():
-        if isinstance(pair, list) and len(pair) == 2 and all(type(v) is int and v > 0 for v in pair):
-            factor *= pair[1] / pair[0]
-    return factor
-
-
 def batches(history: History) -> list[tuple[int, float]]:
     "(from which step, effective batch in samples), in order; empty where the log does not say."
     first = next(iter(history.of_type("start")), {}).get("effective_batch_size")
@@ -315,7 +305,7 @@ def batches(history: History) -> list[tuple[int, float]]:
     for event in history.of_type("restart"):
         size, step = event.get("effective_batch_size"), event["step"]
         if not isinstance(size, (int, float)) or not size > 0:
-            size = sizes[-1][1] * _batch_factor(event.get("changed"))
+            size = sizes[-1][1]
         sizes = [(s, b) for s, b in sizes if s < step or s == 0] + [(step, float(size))]
     return [(s, b) for i, (s, b) in enumerate(sizes) if i == 0 or b != sizes[i - 1][1]]
 

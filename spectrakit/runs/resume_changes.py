@@ -146,7 +146,7 @@ def _name_of(part: str) -> str:
 def code_change(before: Any, now: Any) -> str | None:
     """Which parts of a task's code are others now, in words; None where none is, as far as is known.
 
-    `before`, `now`: hashes of parts, as `contract.task_code` makes them; a run of an older version has none.
+    `before`, `now`: hashes of parts, as `contract.task_code` makes them; empty where the source is not known.
     """
     if not isinstance(before, dict) or not isinstance(now, dict) or not before or not now:
         return None

@@ -36,11 +36,24 @@ from ..system.files import write_atomic
 from ..watchdog.budget import schedule_pace
 
 # %% ../../nbs/41_training/01_restore.ipynb #7bd63149
+_NEEDED = {  # of a checkpoint's state.pt; what else stands there may be None
+    "progress",
+    "optimizer",
+    "optimizer_params",
+    "outer",
+    "base_lrs",
+    "effective_batch_size",
+    "samples_per_epoch",
+    "asked_steps",
+    "fingerprints",
+}
+
+
 def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
     "Weights, shared state and this rank's own state; from rank 0 where another machine does not see its disk."
     if all(s.context.gather((path / "manifest.json").is_file())):
         state, rank_state = load_state(path, s.context.rank)
-        if missing := {"progress", "optimizer"} - set(state):
+        if missing := _NEEDED - set(state):
             raise CheckpointError(f"{path.name}/state.pt is refused: it lacks {', '.join(sorted(missing))}")
         return load_weights(path, ema=False), state, rank_state
     weights, state = s.context.broadcast(
@@ -113,8 +126,7 @@ def _team(workers: int, shards: int) -> str:
 
 def _why_fragments_differ(s: TrainState, path: Path, kept: dict | None) -> str | None:
     "Why the outer loop of a checkpoint is cut in another way than this session's; None where it is not."
-    had, have = (kept or {}).get("fragments", 1), len(s.outer.loops) if s.outer else 1
-    if not kept or s.outer is None or had == have:
+    if not kept or s.outer is None or (had := kept["fragments"]) == (have := len(s.outer.loops)):
         return None
     return (
         f"{path.name} was made with diloco.fragments={had}, and this run would have {have}: each fragment has an outer "
@@ -124,8 +136,8 @@ def _why_fragments_differ(s: TrainState, path: Path, kept: dict | None) -> str |
 # %% ../../nbs/41_training/01_restore.ipynb #5b90c3e1
 def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
     "Why the workers of this session cannot go on in the middle of a round of diloco; None where they can."
-    began, kept = state["progress"].get("round_began", 0), state.get("outer")
-    had = (kept["workers"], kept.get("shards", 1)) if kept else (0, 0)
+    began, kept = state["progress"]["round_began"], state["outer"]
+    had = (kept["workers"], kept["shards"]) if kept else (0, 0)
     have = (s.outer.count, s.outer.shards) if s.outer else (0, 0)
     if s.outer is not None and had[0] > 1 and began < state["progress"]["step"] < s.config.diloco.warmup_steps:
         return (
@@ -157,7 +169,7 @@ def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
     "Why this session cannot go on from a checkpoint's state, with what would allow it; None where it can."
     if refusal := _why_workers_differ(s, path, state):
         return refusal
-    kept, here = state.get("effective_batch_size", s.data.plan.effective_batch_size), s.data.plan.effective_batch_size
+    kept, here = state["effective_batch_size"], s.data.plan.effective_batch_size
     if kept != here and not _may_change(s, *BATCH_SETTINGS):
         return (
             f"The run had an effective batch of {kept} samples, and would now have {here} ({s.data.plan}). "
@@ -166,15 +178,15 @@ def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
             "resume.allow=[data.micro_batch_size]."
         )
     for name, now in (s.data.fingerprints or {}).items():
-        change = fingerprint_change(state["fingerprints"][name], now) if name in state.get("fingerprints", {}) else None
+        change = fingerprint_change(state["fingerprints"][name], now)
         if change and not _may_change(s, f"data.{name}"):
             return (
                 f"The {'training' if name == 'train' else 'validation'} data set is not the one that {path.name} was "
                 f"made with: {change}. "
                 f"Give it the data that it had, or allow it with resume.allow=[data.{name}]."
             )
-    samples, used = state.get("samples_per_epoch"), s.data.plan.samples_per_epoch
-    if samples not in (None, used) and not _may_change(s, *_PART, *BATCH_SETTINGS):
+    samples, used = state["samples_per_epoch"], s.data.plan.samples_per_epoch
+    if samples != used and not _may_change(s, *_PART, *BATCH_SETTINGS):
         return (
             f"An epoch of the run had {samples} samples, and would have {used} now. "
             "Look at limits.max_train_batches, which counts micro batches, "
@@ -189,12 +201,10 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
     Returns the steps of today that the past would be.
     """
     p, plan, epochs = s.progress, s.data.plan, s.config.trainer.max_epochs
-    batch = state.get("effective_batch_size", plan.effective_batch_size)
-    before = -(-state.get("samples_per_epoch", plan.samples_per_epoch) // batch)  # steps of an epoch
+    batch = state["effective_batch_size"]
+    before = -(-state["samples_per_epoch"] // batch)  # steps of an epoch
     same = (batch, before) == (plan.effective_batch_size, plan.steps_per_epoch)
-    share = p.position / (
-        state.get("asked_steps") or max(1, p.epoch * before + p.window + max(0, epochs - p.epoch) * before - p.window)
-    )
+    share = p.position / max(1, state["asked_steps"])
     if not same:
         p.window = p.window * batch // plan.effective_batch_size
         if p.window >= plan.steps_per_epoch:
@@ -247,8 +257,8 @@ def _find_base(s: TrainState, path: Path, weights: dict, notes: list[str]) -> fr
     """The names of the weights that the checkpoint at `path` leaves out, because the model has them. RequestError, on
     all ranks, where it was made on others.
 
-    One that holds everything, as older versions wrote them, counts as it is: where its frozen weights are not what the
-    task loads today, checkpoints go on holding them.
+    One that holds everything counts as it is: where its frozen weights are not what the task loads today, checkpoints
+    go on holding them.
     """
     learner, problem, entry, other = s.learner, None, None, False
     if s.context.is_main:
@@ -289,7 +299,7 @@ def regrouped(state: dict, before: list[list], today: list[list], later: set[str
 
 def _with_later(s: TrainState, state: dict) -> dict:
     "Return a checkpoint's `state` with the groups of today's optimizer, as `regrouped` makes them."
-    model, before = s.context.unwrap(s.learner.model), state.get("optimizer_params")
+    model, before = s.context.unwrap(s.learner.model), state["optimizer_params"]
     today = names_in_groups(model, s.learner.optimizer)
     if before is None or before == today or optimizer_groups(state["optimizer"]) is None:
         return state
@@ -315,7 +325,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
             "anew: resume.source=null."
         )
     kept = _find_base(s, path, weights, notes)
-    repeat_epochs(s, state["progress"].get("epoch", 0))
+    repeat_epochs(s, state["progress"]["epoch"])
     try:
         load_whole_model(s.context.unwrap(s.learner.model), weights, kept=kept)
     except RuntimeError as error:
@@ -345,7 +355,7 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
         )
         if _may_change(s, key)
     ]
-    before = state.get("base_lrs") if s.learner.scheduler is not None else None  # its own scheduler has moved them
+    before = state["base_lrs"] if s.learner.scheduler is not None else None  # its own scheduler has moved them
     for i, (group, now, new) in enumerate(
         zip(s.learner.optimizer.param_groups, today, s.learner.base_lrs, strict=False)
     ):
@@ -353,7 +363,7 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
         if not _may_change(s, "optimizer.lr", "optimizer.groups"):
             continue
         old = group.get("initial_lr") or (before and before[i])
-        group["lr"] = group["lr"] * (new / old) if old else new * state["progress"].get("lr_scale", 1.0)
+        group["lr"] = group["lr"] * (new / old) if old else new * state["progress"]["lr_scale"]
         if "initial_lr" in group:
             group["initial_lr"] = new
 
@@ -377,7 +387,7 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
     today, kept = s.learner.scheduler.state_dict(), dict(state["scheduler"])
     if s.learner.interval != "step" and done is not None:
         done = s.progress.epoch if s.learner.interval == "epoch" else kept.get("last_epoch")
-    if done is not None or state.get("asked_steps", s.schedule.requested_steps) != s.schedule.requested_steps:
+    if done is not None or state["asked_steps"] != s.schedule.requested_steps:
         kept = taken_over(kept, today, _LENGTHS)
         if done is not None:
             kept.update({name: done + more for name, more in (("last_epoch", 0), ("_step_count", 1)) if name in kept})
@@ -391,8 +401,8 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
     "This worker's own weights and optimizer; at a round's end others may take over what all have in common."
     if s.outer is None:
         return
-    kept, own = state.get("outer"), (rank_state or {}).get("worker")
-    same = kept and (kept["workers"], kept.get("shards", 1)) == (s.outer.count, s.outer.shards)
+    kept, own = state["outer"], (rank_state or {}).get("worker")
+    same = kept and (kept["workers"], kept["shards"]) == (s.outer.count, s.outer.shards)
     if kept and is_of_another_optimizer(s.outer.loops[0], kept.get("loops", [kept])[0]):
         notes.append("diloco: the outer optimizer is another one: it begins anew, with the θ that there was")
     if same and own is not None:
@@ -407,7 +417,7 @@ def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes:
         s.progress.round_began = s.progress.averaged_step = s.progress.step
         s.outer.begin_round()
     begin_counting(s)
-    before = _team(kept["workers"], kept.get("shards", 1)) if kept else "no rounds"
+    before = _team(kept["workers"], kept["shards"]) if kept else "no rounds"
     now = _team(s.outer.count, s.outer.shards)
     notes.append(f"diloco: the run had {before}, and has {now} now, all with the optimizer of rank 0")
 
@@ -448,9 +458,6 @@ def restore_state(s: TrainState) -> list[str]:
     _restore_workers(s, state, rank_state, notes)
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
-    s.record.restored = (
-        (rank_state or {}).get("interval", {})
-        if s.data.plan.effective_batch_size == state.get("effective_batch_size")
-        else {}
-    )
+    same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]
+    s.record.restored = rank_state["interval"] if same else {}
     return [*(_session_notes(s) if fresh and s.context.is_main else []), *notes]

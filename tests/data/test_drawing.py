@@ -104,7 +104,7 @@ DATASETS = [
 
 
 def one_by_one(dataset, keys: Keys) -> torch.Tensor:
-    "As spectrakit 0.1 has read a batch."
+    "A batch that is read sample by sample, each with a seed of its own."
     samples = []
     for index in keys.indices:
         seed = mix_seed(5, keys.epoch, index)

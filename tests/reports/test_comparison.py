@@ -102,7 +102,7 @@ def test_over_steps_over_time_and_over_samples(two):
 def test_samples_count_the_batch_that_each_step_had(here):
     restarts = [
         {"t": 1, "type": "restart", "step": 10, "effective_batch_size": 32},
-        {"t": 2, "type": "restart", "step": 20, "changed": {"data.micro_batch_size": [8, 4], "seed": [1, 2]}},
+        {"t": 2, "type": "restart", "step": 20, "effective_batch_size": 16},
         {"t": 2, "type": "restart", "step": 15},
     ]
     events = [

@@ -606,6 +606,21 @@ def test_other_data_are_noticed_and_have_to_be_allowed(here):
     assert resume(run, Tiny(samples=18), "resume.allow=[data.train]", show=False).status == "completed"
 
 
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_as_many_samples_with_other_content_are_refused(here, monkeypatch, split):
+    run = stopped(settings(), 3)
+    datasets = Tiny.datasets
+
+    def other(self, cfg):
+        parts = dict(zip(("training", "validation"), datasets(self, cfg), strict=True))
+        parts[split] = TensorDataset(parts[split].tensors[0], parts[split].tensors[1] + 1)
+        return tuple(parts.values())
+
+    monkeypatch.setattr(Tiny, "datasets", other)
+    with pytest.raises(RequestError, match=f"The {split} data set is not the one that step-00000003 was made with"):
+        resume(run, Tiny(), show=False)
+
+
 def test_a_limit_that_counts_micro_batches_is_noticed(here):
     run = stopped(settings("limits.max_train_batches=4"), 5)
     words = ("data.batch_size=2", "accumulate_grad_batches=2")
