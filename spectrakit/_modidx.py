@@ -4102,6 +4102,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/jobs/prediction.py')},
             'spectrakit.jobs.replay': { 'spectrakit.jobs.replay.Replayed': ('45_jobs/replay.html#replayed', 'spectrakit/jobs/replay.py'),
                                         'spectrakit.jobs.replay._form_of': ('45_jobs/replay.html#_form_of', 'spectrakit/jobs/replay.py'),
+                                        'spectrakit.jobs.replay._scores': ('45_jobs/replay.html#_scores', 'spectrakit/jobs/replay.py'),
                                         'spectrakit.jobs.replay._settings': ('45_jobs/replay.html#_settings', 'spectrakit/jobs/replay.py'),
                                         'spectrakit.jobs.replay.replay_model': ( '45_jobs/replay.html#replay_model',
                                                                                  'spectrakit/jobs/replay.py'),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..config.schema import Config
-from ..contract.task import collate_of
+from ..contract.task import collate_of, provides
 from ..data.batch_forms import leaves_of, map_batch
 from ..data.loaders import Placement, eval_batches
 from ..steps.evaluation import averages, on_host, score_batch
@@ -59,6 +59,18 @@ def _settings(config: Config) -> Config:
     return replace(config, data=data, dataloader=replace(config.dataloader, num_workers=0))
 
 
+def _scores(task: Any, model: Any, batch: Any) -> dict[str, tuple]:
+    "Score a batch; by `metrics` alone where `loss` does not take what `predict` returns, such as a mapping."
+    try:
+        return score_batch(task, model, batch)[0]
+    except RequestError:
+        raise
+    except Exception:
+        if not provides(task, "metrics"):
+            raise
+        return dict(task.metrics(model.outputs, batch.data))
+
+
 def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> dict[int, dict[str, tuple]]:
     """{name: (sum, count)} of each batch, by its place.
 
@@ -79,7 +91,7 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
             if over():
                 raise RequestError("reading the samples takes too long")
             model.outputs = map_batch(operator.itemgetter(slice(done, done + batch.samples)), outputs)
-            scores[place], done = score_batch(task, model, batch)[0], done + batch.samples
+            scores[place], done = _scores(task, model, batch), done + batch.samples
     return on_host(scores)
 
 # %% ../../nbs/45_jobs/09_replay.ipynb #f982eff9
@@ -100,7 +112,10 @@ def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) 
             and math.isclose(value, known.value, rel_tol=2e-3, abs_tol=1e-6)
         ):
             return form
-    raise RequestError(f"{metric} does not follow from what `predict` returns{why}")
+    raise RequestError(
+        f"{metric} does not follow from what `predict` returns{why}. Write `metrics_all(predictions, targets)`, which is "
+        "given that of all samples"
+    )
 
 
 def score_of_predictions(

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -251,6 +252,36 @@ def test_a_score_that_does_not_follow_from_predictions_is_said_to_be_unknown(her
     why = "val_loss does not follow from what `predict` returns"
     assert why in capsys.readouterr().err and why in cv.score_missing and why in str(cv)
     assert sk.open_cross_validation(cv.path).score_missing == cv.score_missing
+
+
+class Named(Counted):
+    "Predicts a mapping, which its metric takes and its loss does not."
+
+    metric_modes: ClassVar = {"far": "min"}
+
+    def predict(self, model, batch):
+        odds = model(batch[0]).softmax(1)
+        return {"odds": odds, "sure": odds.amax(1)}
+
+    def metrics(self, outputs, batch):
+        hits = outputs["odds"].argmax(1) == batch[1]
+        return {"hits": (hits.sum(), len(hits)), "far": ((outputs["sure"] - hits.float()).abs().sum(), len(hits))}
+
+
+@pytest.mark.parametrize("monitor, words", [("val_hits", "folds.seeds=2"), ("val_far", "folds.repeats=2")])
+def test_a_metric_of_mappings_has_a_score_of_their_mean(here, monitor, words):
+    cv = sk.cross_validate(
+        Named(), compose(*INLINE, *HERE, f"checkpoint.monitor={monitor}", words), folds=2, show=False
+    )
+    hits = cv.values["odds"].argmax(1) == cv.targets
+    right = hits.mean() if monitor == "val_hits" else np.abs(cv.values["sure"] - hits).mean()
+    assert cv.score == pytest.approx(right, rel=1e-4) and not cv.score_missing and len(cv.single_scores) == 2
+    lost = sk.cross_validate(
+        Named(), compose(*INLINE, *HERE, "checkpoint.monitor=val_loss", words), folds=2, show=False
+    )
+    assert (
+        lost.score is None and "val_loss does not follow" in lost.score_missing and "metrics_all" in lost.score_missing
+    )
 
 
 def test_what_cannot_be_divided_is_a_sentence(here):
