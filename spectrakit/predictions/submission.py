@@ -252,11 +252,14 @@ def _out_of_range(texts: list[str], name: str, old: list[str], sample: Sample) -
     return f"{outside} values of {name!r} are not between 0 and 1, as those of {sample.name} are" if outside else None
 
 
-def _no_flags(texts: list[str], name: str, old: list[str], sample: Sample) -> str | None:
-    "What to say where the sample has True and False, and these are neither."
-    if not old or not all(map(is_flag, old)) or (wrong := next((t for t in texts if not is_flag(t)), None)) is None:
-        return None
-    return f"{name!r} holds {wrong!r}, and {sample.name} has {old[0]!r} there"
+def _other_words(texts: list[str], name: str, old: list[str], sample: Sample) -> str | None:
+    "What to say where the sample has True and False, or other words, and these are neither, or are numbers alone."
+    wrong, given = None, [text for text in texts if not is_gap(text)]
+    if old and all(map(is_flag, old)):
+        wrong = next((text for text in texts if not is_flag(text)), None)
+    elif all(number_of(text) is None for text in old) and any(map(str.isalpha, "".join(old))):
+        wrong = given[0] if given and all(number_of(text) is not None for text in given) else None
+    return None if wrong is None else f"{name!r} holds {wrong!r}, and {sample.name} has {old[0]!r} there"
 
 # %% ../../nbs/38_predictions/04_submission.ipynb #k9200001
 def _gaps_in_numbers(sheet: Sheet) -> tuple[str, ...]:
@@ -286,7 +289,9 @@ def _same_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
         columns[place] = _without_gaps(columns[place], name, old, notes)
         columns[place] = spelled_as(columns[place], old)
         _check_kind(columns[place], name, old, sample)
-        if strange := _no_flags(columns[place], name, old, sample) or _out_of_range(columns[place], name, old, sample):
+        if strange := _other_words(columns[place], name, old, sample) or _out_of_range(
+            columns[place], name, old, sample
+        ):
             notes.append(strange)
     return Sheet(sheet.columns, [list(row) for row in zip(*columns, strict=True)])
 

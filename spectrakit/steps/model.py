@@ -245,6 +245,9 @@ def model_with(task: Any, config: Config, saved: Saved) -> Any:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise WeightsDoNotFit(name, task, reason) from None
+    for module in model.modules():  # torch fills the weights of a lazy norm, and leaves its size at 0
+        if getattr(module, "num_features", None) == 0:
+            module.num_features = next((len(t) for t in (module.weight, module.running_mean) if t is not None), 0)
     return model
 
 # %% ../../nbs/40_steps/02_model.ipynb #ff9d25de
