@@ -44,15 +44,6 @@ def replay_model() -> Any:
     return Replay().eval()
 
 # %% ../../nbs/45_jobs/09_replay.ipynb #494c19ea
-@dataclass(frozen=True)
-class Replayed:
-    "Predictions of what a run holds out, in the order of its validation data; `value`: if it is known."
-
-    config: Config
-    predictions: Any  # [samples, …], or a mapping of arrays
-    value: float | None = None
-
-
 def _settings(config: Config) -> Config:
     "For reading in this process alone, in batches of a size that is known."
     data = replace(config.data, eval_batch_size=config.data.eval_batch_size or 256)
@@ -69,6 +60,15 @@ def _scores(task: Any, model: Any, batch: Any) -> dict[str, tuple]:
         if not provides(task, "metrics"):
             raise
         return dict(task.metrics(model.outputs, batch.data))
+
+# %% ../../nbs/45_jobs/09_replay.ipynb #a0c846cb
+@dataclass(frozen=True)
+class Replayed:
+    "Predictions of what a run holds out, in the order of its validation data; `value`: if it is known."
+
+    config: Config
+    predictions: Any  # [samples, …], or a mapping of arrays
+    value: float | None = None
 
 
 def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> dict[int, dict[str, tuple]]:
@@ -113,11 +113,11 @@ def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) 
         ):
             return form
     raise RequestError(
-        f"{metric} does not follow from what `predict` returns{why}. Write `metrics_all(predictions, targets)`, which is "
-        "given that of all samples"
+        f"{metric} does not follow from what `predict` returns{why}. Write `metrics_all(predictions, targets)`, which "
+        "is given that of all samples"
     )
 
-
+# %% ../../nbs/45_jobs/09_replay.ipynb #213c3105
 def score_of_predictions(
     task: Any, metric: str, known: Replayed, parts: Sequence[Replayed], limit_s: float = 60.0
 ) -> float:
