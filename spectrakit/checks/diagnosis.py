@@ -91,6 +91,7 @@ def _frames(error: BaseException) -> list[tuple[Any, int]]:
     return frames
 
 # %% ../../nbs/39_checks/02_diagnosis.ipynb #f495aff7
+_MOST_TEXT = 4000  # characters of a message
 _IN_WORKER = "in DataLoader worker process"  # torch gives the traceback of the worker as the error's text
 
 
@@ -109,7 +110,7 @@ def error_text(error: BaseException) -> str:
     "An error's kind and what it says, with its notes; without the traceback of a process that loads data."
     of_worker, notes = _IN_WORKER in str(error), getattr(error, "__notes__", ())
     text = _own_words(error) if of_worker else ", ".join(filter(None, (str(error), *notes)))
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text[:_MOST_TEXT]}"
 
 
 def own_line(error: BaseException) -> str:

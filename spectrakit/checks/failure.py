@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..contract.task_code import is_users
 from ..runs.history import read_overview
-from ..system.files import read_start
+from ..system.files import read_end, read_start
 from ..system.masking import masked
 
 # %% ../../nbs/39_checks/08_failure.ipynb #1fe801c8
@@ -93,7 +93,6 @@ def short_traceback(traceback: str) -> str:
     return "\n".join([*words, *error])[:4000]
 
 # %% ../../nbs/39_checks/08_failure.ipynb #835d5338
-_TAIL_BYTES = 64 * 2**10
 MOST_LINES = 20
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
@@ -103,9 +102,7 @@ _ANSI = re.compile(
 def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[str, ...]:
     "The last lines of a rank's log, those before its `traceback`, without colours; none where it cannot be read."
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        text = read_end(log)
     except OSError:
         return ()
     text, traceback = masked(_ANSI.sub("", text)), _ANSI.sub("", traceback).strip()

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Batches', 'MicroBatch', 'resident_tensors', 'ResidentBatches', 'choose_pinning', 'Copies', 'RowBatches',
-           'copied_ahead', 'shorten_socket_paths', 'WorkersFailed', 'hand_over_errors', 'end_with_parent',
-           'begin_worker', 'keeping_sigchld', 'with_less', 'Workers', 'check_length', 'LoadedBatches', 'Placement',
-           'train_batches', 'eval_batches', 'noticing_changes', 'dataset_length', 'limit_samples', 'find_non_finite',
+           'copied_ahead', 'shorten_socket_paths', 'WorkersFailed', 'end_with_parent', 'begin_worker',
+           'keeping_sigchld', 'with_less', 'Workers', 'check_length', 'LoadedBatches', 'Placement', 'train_batches',
+           'eval_batches', 'noticing_changes', 'dataset_length', 'limit_samples', 'find_non_finite',
            'check_finite_dataset']
 
 # %% ../../nbs/22_data/06_loaders.ipynb #89ed1aae
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, islice, tee
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -292,20 +293,23 @@ class WorkersFailed(RuntimeError):
     "Processes that read samples could not begin, or not hand over a batch; the samples themselves are fine."
 
 
-def _hand_over_error(queue: Any, error: Exception, item: Any) -> None:
-    "Put `error` into `queue` in place of the batch in `item`, which could not be sent."
-    from torch._utils import ExceptionWrapper
-
+def _not_sent(error: Exception) -> WorkersFailed:
+    "The error for a batch that could not be sent because of `error`."
     told = f"could not hand over a batch: {type(error).__name__}: {' '.join(str(error).split())}"
-    failed = WorkersFailed(f"{told}{storage_cause(told, '/dev/shm')}")
-    queue.put((item[0], ExceptionWrapper((WorkersFailed, failed, None), where="in a loader worker")))
+    return WorkersFailed(f"{told}{storage_cause(told, '/dev/shm')}")
 
 
-def hand_over_errors() -> None:
-    "Let the queues of this process send an error in place of a batch that they cannot send."
-    from multiprocessing.queues import Queue
+class _Sent:
+    "The data of a batch on its way to another process: what arrives is the data, or else a WorkersFailed."
 
-    Queue._on_queue_feeder_error = _hand_over_error  # type: ignore[attr-defined]  # the hook that Queue has for this
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple:
+        try:
+            return ForkingPickler.loads, (bytes(ForkingPickler.dumps(self.data)),)
+        except Exception as error:
+            return WorkersFailed, _not_sent(error).args
 
 # %% ../../nbs/22_data/06_loaders.ipynb #67b33dee
 def end_with_parent(parent: int, worker: int) -> None:
@@ -329,7 +333,6 @@ def begin_worker(parent: int, worker: int) -> None:
     "A worker begins: it ends with `parent`, and leaves alone what it has of it, such as loaders of runs that are over."
     gc.freeze()  # collected here, these would complain that their workers are no children of this process
     end_with_parent(parent, worker)
-    hand_over_errors()
 
 # %% ../../nbs/22_data/06_loaders.ipynb #c76842cd
 class _Requests:
@@ -344,8 +347,12 @@ class _Requests:
 
 def _collated(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any, tuple, float]:
     "A batch of the samples `read`, what is known now of the generators that they draw from, and the seconds it took."
+    from torch.utils.data import get_worker_info
+
     began = samples.began
     data = collate(read)
+    if get_worker_info() is not None:
+        data = _Sent(data)
     return data, (samples.drawn, samples.collated), time.perf_counter() - began
 
 # %% ../../nbs/22_data/06_loaders.ipynb #c76842ce
@@ -522,6 +529,8 @@ class _Loader:
         self._renew()
         self._requests.keys, asked = keys, time.perf_counter()
         for batch in _plain_errors(self._loader, self._begun):
+            if isinstance(batch[0], WorkersFailed):
+                raise batch[0]
             if self.start_s is None:
                 self.start_s = max(0.0, time.perf_counter() - asked - batch[2])
             self.source.learn(*batch[1])  # workers that begin later know what these have found

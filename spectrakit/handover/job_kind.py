@@ -137,7 +137,9 @@ def _predict_at_once(work: Work, status: str, reason: str) -> None:
     hurried = work.context.broadcast(bool(work.stop_requested() & HURRY))
     if status == "failed" or reason.startswith(BROKEN) or hurried:
         return
+    left = work.budget.left_s()
     spare_s = work.budget.parts["end"] + 2  # the summary is made when these processes are gone
+    spare_s = spare_s if left is None else min(spare_s, max(0.0, left / 2))
     if work.context.heartbeat.rank == 0 and work.budget.ends is not None:
         set_deadline(work.context.heartbeat.page, work.budget.ends - spare_s)
     try:

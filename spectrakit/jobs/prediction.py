@@ -203,10 +203,12 @@ class Chunks:
         self.cut = ""
         self.content: Any = None  # hashes of the samples, where they are tensors
         self.write_s, self.next_write = 0.0, 0.0
+        left_s = math.inf if target.ends is None else max(0.0, target.ends - time.monotonic())
+        self.submit_s = min(SUBMIT_S, left_s / 2)  # half of a short time is there to predict in
 
     def over(self) -> bool:
         "Whether to stop here: the time is over, or somebody asked for it."
-        if self.target.ends is not None and time.monotonic() > self.target.ends - SUBMIT_S - 3 * self.write_s:
+        if self.target.ends is not None and time.monotonic() > self.target.ends - self.submit_s - 3 * self.write_s:
             self.cut = "the time is over"
         elif self.target.stop():
             self.cut = "a stop was asked for"

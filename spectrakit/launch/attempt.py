@@ -30,6 +30,7 @@ from ..handover.job import Job, update_extra
 from ..handover.torch_settings import chosen_threads
 from .warm_worker import keep_spare, take_spare
 from .worker import log_to_masked_streams, start, start_words
+from ..system.files import read_start
 
 # %% ../../nbs/50_launch/02_attempt.ipynb #4b2c9315
 @dataclass(frozen=True)
@@ -96,12 +97,19 @@ def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
 
 # %% ../../nbs/50_launch/02_attempt.ipynb #ef7b7592
 def clear_traces(attempt: Attempt) -> None:
-    "Keep the errors of an earlier start under another name, and remove what else it left in the job's folder."
+    """Keep the errors of an earlier start under another name, and remove what else it left in the job's folder.
+
+    Of logs that are links, pipes or devices the name is removed: somebody else has put them there."""
     attempt.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in attempt.logs.iterdir():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            path.unlink(missing_ok=True)
     for old in attempt.logs.glob("error-rank-*.txt"):
-        with contextlib.suppress(OSError), open(attempt.logs / f"earlier-{old.name}", "a") as file:
-            file.write(old.read_text(errors="replace") + "\n")
-        old.unlink()
+        with contextlib.suppress(OSError):
+            text = read_start(old)
+            with open(attempt.logs / f"earlier-{old.name}", "a") as file:
+                file.write(text + "\n")
+            old.unlink()
     for pattern in ("refused-*.txt", "outcome.json", "exits.json", "launcher-error.txt"):
         for old in attempt.folder.glob(pattern):
             old.unlink()

@@ -22,7 +22,7 @@ from ..distributed.heartbeat import HangDetector, HangLimits, RankStates
 from .attempt import Attempt
 from ..runs.history import end_after
 from ..system.errors import RequestError
-from ..system.files import storage_cause
+from ..system.files import read_end, read_start, storage_cause
 from ..system.masking import masked
 
 # %% ../../nbs/50_launch/03_diagnosis.ipynb #96bc2a52
@@ -77,9 +77,9 @@ def first_error(logs: Path) -> RankError | None:
     "The error in the folder `logs` that counts; None where no rank raised any."
     errors = []
     for file in logs.glob("error-rank-*.txt"):
-        message = _last_error(file.read_text(errors="replace"))
-        lost = bool(_CONNECTION.search(message))
-        errors.append((lost, file.stat().st_mtime_ns, int(file.stem.rpartition("-")[2]), message))
+        with contextlib.suppress(OSError, ValueError):  # nothing that a rank has written
+            message, rank = _last_error(read_start(file)), int(file.stem.rpartition("-")[2])
+            errors.append((bool(_CONNECTION.search(message)), file.stat().st_mtime_ns, rank, message))
     if not errors:
         return None
     about_connection, _, rank, message = min(errors)
@@ -98,7 +98,7 @@ def _last_error(traceback: str) -> str:
         return lines[-1]
     message = next((lines[i:] for i in range(begin + 1, len(lines)) if lines[i][:1].strip()), lines[-1:])
     text = " ".join(" ".join(message).split()).removeprefix(f"{RequestError.__module__}.RequestError: ")
-    return masked(text)[:500]
+    return masked(text[:4000])[:500]
 
 # %% ../../nbs/50_launch/03_diagnosis.ipynb #83c1129c
 @dataclass
@@ -158,8 +158,8 @@ def _refused(e: Evidence) -> AttemptResult | None:
     if not files:
         return None
     if e.detector.ranks.steps() < 0:
-        raise RequestError(files[0].read_text())
-    return AttemptResult("failed", files[0].read_text())  # the run has something to lose
+        raise RequestError(read_start(files[0]))
+    return AttemptResult("failed", read_start(files[0]))  # the run has something to lose
 
 
 def _ended_by_itself(e: Evidence) -> AttemptResult | None:
@@ -178,7 +178,7 @@ def _ended_by_itself(e: Evidence) -> AttemptResult | None:
 def _read_json(file: Path) -> Any:
     "What a JSON file holds; None where it is not there, or torn."
     try:
-        return json.loads(file.read_text())
+        return json.loads(read_start(file))
     except (OSError, ValueError):
         return None
 
@@ -257,7 +257,7 @@ def _launcher_error(e: Evidence) -> AttemptResult | None:
     file = e.attempt.folder / "launcher-error.txt"
     if not file.is_file():
         return None
-    return e.failure(f"the launcher failed: {file.read_text()}", retry=True, launcher_failed=True)
+    return e.failure(f"the launcher failed: {read_start(file)}", retry=True, launcher_failed=True)
 
 
 def _unexplained(e: Evidence) -> AttemptResult:
@@ -279,7 +279,7 @@ def _unexplained(e: Evidence) -> AttemptResult:
 def _last_line(e: Evidence) -> str:
     "The last line of the process's log, which is the error where Python itself could not begin."
     with contextlib.suppress(OSError):
-        lines = (e.attempt.logs / "rank-0.log").read_text(errors="replace").strip().splitlines()
+        lines = read_end(e.attempt.logs / "rank-0.log").strip().splitlines()
         return f": {masked(lines[-1])[:200]}" if lines else ""
     return ""
 

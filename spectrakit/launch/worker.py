@@ -44,7 +44,7 @@ from ..handover.job import Job, read_job, read_job_file
 from ..handover.job_kind import Work, kind_named
 from ..handover.module_state import carried
 from ..handover.torch_settings import applied_settings, apply_torch_settings
-from ..system.errors import RequestError
+from ..system.errors import RequestError, traceback_text
 from ..system.files import storage_cause, write_atomic
 from ..system.masking import MaskedStream, known_masked, masked
 from ..watchdog.budget import make_budget
@@ -165,9 +165,10 @@ def _report_end(folder: Path, status: str, reason: str, heartbeat: Heartbeat) ->
 
 def _report_error(file: Path, heartbeat: Heartbeat) -> int:
     "Write down the error that is being handled; returns the exit status."
-    _write_or_log(file, masked(traceback.format_exc()))
+    text = traceback_text()
+    _write_or_log(file, text)
     raise_flag(heartbeat, FAILED)
-    print(masked(traceback.format_exc()), file=sys.stderr)
+    print(text, file=sys.stderr)
     return 1
 
 

@@ -68,8 +68,11 @@ class Sample:
     certain: bool = True
 
 
-def read_sample(given: Any, certain: bool = True) -> Sample:
-    "The sample of a file, CSV or Parquet, or of a table. RequestError where it cannot be read."
+def read_sample(given: Any, certain: bool = True, what: str = "sample submission") -> Sample:
+    """The sample of a file, CSV or Parquet, or of a table. RequestError where it cannot be read.
+
+    `given`: the file or the table. `certain`: whether the task named it (default True). `what`: what it is, for the
+    sentence (default: the sample submission)."""
     if not isinstance(given, (str, os.PathLike)):
         return Sample(sheet_of(given), "the sample submission", certain)
     path = Path(given)
@@ -85,7 +88,7 @@ def read_sample(given: Any, certain: bool = True) -> Sample:
         raise
     except (OSError, EOFError, ValueError) as error:  # Arrow's errors are ValueErrors
         why = getattr(error, "strerror", None) or str(error)
-        raise RequestError(f"The sample submission {str(path)!r} cannot be read: {why}. Name another.") from None
+        raise RequestError(f"The {what} {str(path)!r} cannot be read: {why}. Name another.") from None
 
 # %% ../../nbs/38_predictions/04_submission.ipynb #0a5906d6
 _PLACES = (".", "*", "competitions/*", "datasets/*/*")  # below a folder of inputs

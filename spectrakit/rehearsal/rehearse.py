@@ -19,6 +19,7 @@ from pathlib import Path
 from ..kaggle.check import Checked
 from ..kaggle.metadata import Finding
 from ..kaggle.requirements import Kernel, open_kernel, sources_of
+from ..predictions.spelling import is_flag
 from ..predictions.submission import Sample, Sheet, id_columns, read_sample
 from .hidden_data import cut_data, hide, link_or_copy
 from .session import Session, run_session, sealing
@@ -117,6 +118,9 @@ def _wrong_values(mine: Sheet, theirs: Sheet) -> Iterator[tuple[str, str]]:
         if empty and not any(text.strip() in _NULLS for text in old):
             what = f"{empty} values of {name!r} are empty or NaN"
             yield ("error", what) if numeric else ("warning", f"{what}, which many metrics refuse")
+        others = [text for text in texts if not (is_flag(text) or text.strip() in {*_NULLS, *"01"})]
+        if others and all(map(is_flag, old)):
+            yield "error", f"{name!r} holds {others[0]!r}, and the sample has True and False there"
         if not numeric:
             continue
         words = [text for text in texts if text.strip() not in _NULLS and not _is_number(text)]
@@ -161,7 +165,7 @@ def judge(done: Session, sample: Sample | None, where: str) -> list[Finding]:
     if sample is None:
         return [finding("ok", f"{file.name} was written, and there is no sample submission to hold it against")]
     try:
-        wrong = judge_table(read_sample(file).sheet, sample.sheet)
+        wrong = judge_table(read_sample(file, what="submission").sheet, sample.sheet)
     except RequestError as error:
         return [finding("error", str(error))]
     rows = f"{len(sample.sheet.rows):,}"

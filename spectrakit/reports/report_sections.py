@@ -32,7 +32,7 @@ from .prediction_plots import pictures_of
 from .run_curves import AXES, CurveStyle, curve, draw_curve, finish_axes, mark_point, plot_runs
 from ..runs.history import History
 from ..system.errors import RequestError
-from ..system.files import check_inside
+from ..system.files import check_inside, read_end
 from ..system.masking import HIDDEN
 from ..system.units import format_bytes, format_duration
 from ..view.plots import INK, VALID, Picture
@@ -46,10 +46,7 @@ def time_text(seconds: Any) -> str:
 def tail(file: Path, length: int = 6000) -> str:
     "The end of a text file; empty where it cannot be read."
     try:
-        with open(file, "rb") as f:
-            size = f.seek(0, 2)
-            f.seek(max(0, size - length))
-            text = f.read().decode("utf-8", "replace")
+        text, size = read_end(file, length), file.stat().st_size
     except OSError:
         return ""
     return ("… " + text.partition("\n")[2] if size > length else text).strip()

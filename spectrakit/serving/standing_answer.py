@@ -7,7 +7,7 @@ __all__ = ['usual', 'rows_for', 'is_number', 'is_scored', 'check_prior', 'value_
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #75bf4e65
 import contextlib
-import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
@@ -72,24 +72,45 @@ def _as_number(value: Any) -> Any:
     return value if number is None else number
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #7d10aa01
-def is_scored(value: Any, numeric: bool) -> bool:
-    "Return whether a metric can score a value: it is not missing and, for a number, finite."
+def is_scored(value: Any, numeric: bool, blank: bool = True) -> bool:
+    """Return whether a metric can score a value: it is not missing and, for a number, finite.
+
+    `numeric`: whether it has to be a number. `blank`: whether a text may be empty (default True)."""
     value = _plain(value)
+    if hasattr(value, "__len__"):  # a text; of a list nothing is known
+        return not numeric and (blank or not isinstance(value, str) or bool(value.strip()))
     if value is None or value != value:
         return False
-    return not numeric or (is_number(value) and math.isfinite(value))
+    return not numeric or (is_number(value) and abs(value) <= sys.float_info.max)
 
 
+def _as_numbers(values: Sequence[Any]) -> tuple[list, str]:
+    "Return values as the numbers that they say, all whole or none, and in which other form they were or ''."
+    plain, form = [_plain(value) for value in values], ""
+    if not all(value is None or type(value) in (int, float) for value in plain):
+        flags = any(isinstance(value, bool) for value in plain)
+        plain = [int(value) if isinstance(value, bool) else _as_number(value) for value in plain]
+        if all(is_scored(value, True) for value in plain):
+            form = "held True and False in place of numbers" if flags else "held numbers as texts"
+    whole = float not in map(type, plain)
+    return [float(v) if type(v) is int and not whole and is_scored(v, True) else v for v in plain], form
+
+# %% ../../nbs/61_serving/00_standing_answer.ipynb #7d10aa04
 def _keys(table: dict[str, list], ids: Sequence[str]) -> list[tuple[str, ...]]:
     "Return the ids of each row as texts; a whole number is written without a point."
     rows = zip(*(map(_plain, table[name]) for name in ids), strict=True)
     return [tuple(str(int(v) if isinstance(v, float) and v.is_integer() else v) for v in row) for row in rows]
 
 
+def _kinds(table: dict[str, list], ids: Sequence[str]) -> set[type]:
+    "Return the types of the ids."
+    return {type(_plain(value)) for name in ids for value in table[name]}
+
+
 def _in_order(mine: dict[str, list], right: dict[str, list], ids: Sequence[str]) -> tuple[dict[str, list], str]:
     "Return the rows of `mine` in the order of the ids of `right`, which fills the gaps, and what was wrong or ''."
     written, there = _keys(mine, ids), _keys(right, ids)
-    if written == there:
+    if written == there and _kinds(mine, ids) <= {*_kinds(right, ids), str}:
         return mine, ""
     here = matched(written, there)
     place = {key: at for at, key in reversed(list(enumerate(here)))}
@@ -106,6 +127,21 @@ def _in_order(mine: dict[str, list], right: dict[str, list], ids: Sequence[str])
     if set(there) - set(here):
         return rows, "rows were missing"
     return rows, "rows were in another order" if len(here) == len(there) else "it had rows that were not asked for"
+
+# %% ../../nbs/61_serving/00_standing_answer.ipynb #7d10aa05
+def _one_row_each(right: dict[str, list], ids: Sequence[str]) -> dict[str, list]:
+    "Return the first row of each id."
+    places = list({key: at for at, key in reversed(list(enumerate(_keys(right, ids))))}.values())
+    return {name: [values[at] for at in sorted(places)] for name, values in right.items()}
+
+
+def _as_many(mine: dict[str, list], rows: int, usual_values: dict[str, Any]) -> tuple[dict[str, list], str]:
+    "Return `mine` with so many rows, which have no ids, and what was wrong or ''; a single row may be for the batch."
+    here = len(next(iter(mine.values()), ()))
+    if here in (1, rows):
+        return mine, ""
+    mine = {name: [*values[:rows], *[usual_values[name]] * (rows - here)] for name, values in mine.items()}
+    return mine, "rows were missing" if here < rows else "it had rows that were not asked for"
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #5b0e7c11
 def check_prior(prior: Any, columns: Sequence[str]) -> None:
@@ -124,6 +160,16 @@ def value_for(name: str, prior: Any, values: dict[str, list]) -> Any:
         return usual(values.get(name, ()))
     return prior[name] if isinstance(prior, dict) else prior
 
+# %% ../../nbs/61_serving/00_standing_answer.ipynb #5b0e7c14
+def _facts_of(sample: Sample) -> tuple[dict[str, list], tuple[str, ...], bool]:
+    "Return the values of a sample submission by column, the columns of its ids, and whether each id has one row."
+    sheet = sample.sheet
+    columns = dict(zip(sheet.columns, zip(*sheet.rows, strict=True), strict=False))
+    values = {name: [_read(text.strip()) for text in texts[:_KEPT]] for name, texts in columns.items()}
+    ids = tuple(sheet.columns[: id_columns(sheet)])
+    keys = {tuple(row[: len(ids)]) for row in sheet.rows}
+    return values, ids, bool(ids) and len(keys) == len(sheet.rows)
+
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #1dc0f944
 class StandingAnswer:
     """What to answer where nothing can be predicted.
@@ -137,12 +183,12 @@ class StandingAnswer:
         self.values: dict[str, list] = {}  # by column
         self.ids: tuple[str, ...] = ()
         self.columns: dict[str, bool] = {}  # of the sample submission -> whether it holds numbers
+        self.blank, self.one_row_each = set[str](), False  # columns with empty cells; whether an id has one row
         self.is_table = is_table and sample is not None
         if sample is not None:
-            columns = dict(zip(sample.sheet.columns, zip(*sample.sheet.rows, strict=True), strict=False))
-            self.values = {name: [_read(text) for text in texts[:_KEPT]] for name, texts in columns.items()}
-            self.ids = sample.sheet.columns[: id_columns(sample.sheet)]
+            self.values, self.ids, self.one_row_each = _facts_of(sample)
             self.columns = {name: {*map(type, values)} <= {int, float} for name, values in self.values.items()}
+            self.blank = {name for name, values in self.values.items() if "" in values}
         if self.is_table:
             check_prior(prior, list(self.values))
 
@@ -166,29 +212,59 @@ class StandingAnswer:
         return value_for(answered, self.prior, self.values)
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #8c0beac0
+def _with_ids(mine: dict[str, list], fills: dict[str, list], standing: StandingAnswer) -> tuple[dict[str, list], str]:
+    "Return the rows of `mine` for the ids of the batch, which `fills` has, and what was wrong or ''."
+    repeated = len({*_keys(fills, standing.ids)}) < len(fills[standing.ids[0]])
+    if repeated and standing.one_row_each and len({*(keys := _keys(mine, standing.ids))}) == len(keys):
+        fills = _one_row_each(fills, standing.ids)
+    return _in_order(mine, fills, standing.ids)
+
+
+def _named(mine: dict[str, list], fills: dict[str, list], standing: StandingAnswer, has_ids: bool) -> str | None:
+    "Add ids that the batch has and `mine` lacks. Return the name of a column that is lacking all the same, or None."
+    rows = len(next(iter(mine.values()), ()))
+    for name in standing.columns or mine:
+        if name not in mine:
+            if name not in standing.ids or not has_ids or len(fills[name]) != rows:
+                return name
+            mine[name] = fills[name]
+    return None
+
+# %% ../../nbs/61_serving/00_standing_answer.ipynb #8c0beac1
+def _scored(name: str, values: list, fills: list, standing: StandingAnswer, usual_value: Any) -> tuple[list, list[str]]:
+    """Return a column that a metric can score, and what was wrong.
+
+    `fills`: the standing answer's, for the gaps if it has as many rows; else `usual_value` is."""
+    numeric, blank, form = standing.columns.get(name, False), name in standing.blank or not standing.columns, ""
+    if numeric:
+        values, form = _as_numbers(values)
+    good = [is_scored(value, numeric, blank) for value in values]
+    if all(good):
+        return values, [f"{name!r} {form}"] * bool(form)
+    if len(fills) != len(values):
+        fills = [usual_value] * len(values)
+    filled = [_plain(v) if is_good else fill for v, fill, is_good in zip(values, fills, good, strict=True)]
+    return _as_numbers(filled)[0] if numeric else filled, [f"{name!r} held missing or infinite values"]
+
+# %% ../../nbs/61_serving/00_standing_answer.ipynb #8c0beac2
 def _as_asked(answer: Any, right: Any, standing: StandingAnswer, given: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
     "Return the table `answer` with the columns, rows and finite values of `right`, and what was wrong."
     mine, fills, wrong = columns_of_frame(answer), columns_of_frame(right), list[str]()
     kinds = standing.columns or {name: False for name in mine}
-    if lacking := [name for name in kinds if name not in mine]:
-        return right, (f"it had no column {lacking[0]!r}",)
+    has_ids = all(any(is_frame(table) and name in map(str, table.columns) for table in given) for name in standing.ids)
+    if lacking := _named(mine, fills, standing, has_ids):
+        return right, (f"it had no column {lacking!r}",)
     if [*map(str, answer.columns)] != list(kinds):
         wrong.append("its columns were not those of the sample submission")
         mine = {name: mine[name] for name in kinds}
-    has_ids = all(any(is_frame(table) and name in map(str, table.columns) for table in given) for name in standing.ids)
-    if standing.ids and has_ids and standing.columns:
-        mine, note = _in_order(mine, fills, standing.ids)
+    usual_values = {name: value_for(name, standing.prior, standing.values) for name in kinds}
+    if standing.columns and has_ids:
+        rows = len(next(iter(fills.values())))
+        mine, note = _with_ids(mine, fills, standing) if standing.ids else _as_many(mine, rows, usual_values)
         wrong += [note] if note else []
-    for name, numeric in kinds.items():
-        if numeric and name not in standing.ids and not all(v is None or is_number(v) for v in map(_plain, mine[name])):
-            mine[name] = [*map(_as_number, mine[name])]
-            wrong += [f"{name!r} held numbers as texts"] * all(is_scored(value, True) for value in mine[name])
-        if name in standing.ids or all(is_scored(value, numeric) for value in mine[name]):
-            continue
-        wrong.append(f"{name!r} held missing or infinite values")
-        usual_value = value_for(name, standing.prior, standing.values)
-        filled = fills[name] if len(fills[name]) == len(mine[name]) else [usual_value] * len(mine[name])
-        mine[name] = [_plain(v) if is_scored(v, numeric) else fill for v, fill in zip(mine[name], filled, strict=True)]
+    for name in [name for name in kinds if name not in standing.ids]:
+        mine[name], notes = _scored(name, mine[name], fills[name], standing, usual_values[name])
+        wrong += notes
     return (frame_like(mine, given), tuple(wrong)) if wrong else (answer, ())
 
 # %% ../../nbs/61_serving/00_standing_answer.ipynb #6ae3bfa3

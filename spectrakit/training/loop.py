@@ -89,9 +89,8 @@ from spectrakit.steps.state import (
     update_ema,
     writer_of,
 )
-from ..system.errors import RequestError
+from ..system.errors import RequestError, traceback_text
 from ..system.files import write_atomic
-from ..system.masking import masked
 from ..system.units import parse_duration
 from ..trackers.registry import start_trackers
 from .averaging import average_at_end, note_for_average
@@ -708,14 +707,13 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
 # %% ../../nbs/41_training/07_loop.ipynb #60519637
 def save_traceback(context: RunContext, logs: Path) -> None:
     "Tell the other ranks, and keep the error that is being handled in error-rank-N.txt."
-    import traceback
-
     raise_flag(context.heartbeat, FAILED)
+    text = traceback_text()
     with contextlib.suppress(OSError):
         logs.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(logs / f"error-rank-{context.rank}.txt", masked(traceback.format_exc()))
+        write_atomic(logs / f"error-rank-{context.rank}.txt", text)
     if logs.parent.is_dir():  # else the run's folder was moved or deleted, which its end will say
-        print(masked(traceback.format_exc()), file=sys.stderr)  # in a child: into logs/rank-N.log
+        print(text, file=sys.stderr)  # in a child: into logs/rank-N.log
 
 
 def failure_reason(task: Any, error: BaseException) -> str:

@@ -27,6 +27,7 @@ from ..launch.launcher import Outcome, launch
 from ..runs.events import last_event
 from ..runs.history import follow
 from ..system.errors import RequestError
+from ..system.files import read_end
 from ..system.masking import masked
 from ..system.signals import ends_softly
 from ..view.plots import GRID, INK, TRAIN, VALID, Picture
@@ -340,7 +341,7 @@ def read_details(logs: Path) -> str:
     "Tracebacks and stacks of the ranks, or else the ends of their logs, with secrets masked."
     reports = [*sorted(logs.glob("error-rank-*.txt")), *sorted(logs.glob("stacks-rank-*.txt"))]
     files = [file for file in reports if file.stat().st_size] or sorted(logs.glob("*.log"))
-    return masked("\n".join(f"{file.stem}:\n{file.read_text(errors='replace')[-8000:]}" for file in files))
+    return masked("\n".join(f"{file.stem}:\n{read_end(file, 8000)}" for file in files))
 
 
 def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:

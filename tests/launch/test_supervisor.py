@@ -662,6 +662,47 @@ def test_the_error_that_counts_is_found(tmp_path):
     assert first_error(tmp_path) == (2, "an error without a message", False)
 
 
+def test_what_is_no_report_of_a_rank_is_not_read_for_one(tmp_path):
+    "A pipe would be waited for, a device has no end, and a report may be of any size."
+    os.mkfifo(tmp_path / "error-rank-0.txt")
+    (tmp_path / "error-rank-1.txt").symlink_to("/dev/zero")
+    (tmp_path / "error-rank-x.txt").write_text("ValueError: nobody's")
+    assert first_error(tmp_path) is None
+    with open(tmp_path / "error-rank-2.txt", "w") as file:
+        file.write("Traceback (most recent call last):\n  File x\nValueError: wide\n")
+        file.truncate(2**36)
+    assert first_error(tmp_path)[0] == 2 and first_error(tmp_path)[1].startswith("ValueError: wide")
+
+
+LONG = """
+import torch
+import spectrakit as sk
+
+class Long(sk.Task):
+    calls = 0
+    def datasets(self, cfg):
+        data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+        return data, data
+    def model(self, cfg):
+        return torch.nn.Linear(1, 1)
+    def loss(self, model, batch):
+        self.calls += model.training
+        if self.calls > 50:
+            raise ValueError(MESSAGE)
+        return model(batch[0]).square().mean()
+"""
+
+
+@slow
+@pytest.mark.parametrize("message", ["'x' * 3 * 10**7", "'row\\n' * 10**7"], ids=["a word", "lines"])
+def test_an_error_of_any_length_is_told(here, message):
+    "Masking it took longer than the others wait for a rank that has failed."
+    (here / "long.py").write_text(LONG.replace("MESSAGE", message))
+    words = ("data.batch_size=1", "trainer.max_epochs=100", "trainer.accelerator=cpu", "launch.mode=auto")
+    run = fit(f"{here / 'long.py'}:Long", compose(*words, "trainer.devices=1"), show=False)
+    assert run.status == "failed" and run.error.startswith("ValueError: ") and len(run.error) < 10_000
+
+
 @pytest.fixture
 def story(monkeypatch, tmp_path):
     """A function that sees a job through whose starts end as told, without a process: what became of it, and how it was

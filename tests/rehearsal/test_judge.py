@@ -9,6 +9,7 @@ from spectrakit.rehearsal.session import Session
 NUMBERS = "id,y\n1,0.5\n2,0.5\n3,0.5\n"
 TWO = "id,low,high\na,0.5,0.5\nb,0.5,0.5\n"
 MASKS = "id,rle\n0001,1 3\n0002,\n"
+FLAGS = "id,y\n1,False\n2,False\n"
 TASTES = "id,taste\n1,sweet\n2,sour\n"
 
 VERDICTS = {
@@ -41,6 +42,10 @@ VERDICTS = {
     "a column twice": (NUMBERS, "id,y,y\n1,.1,.1\n2,.2,.2\n3,.3,.3\n", "error"),
     "a torn row": (NUMBERS, "id,y\n1,.1\n2,.2\n3", "error"),
     "ids with a point": (NUMBERS, "id,y\n1.0,.1\n2.0,.2\n3.0,.3\n", "warning"),
+    "flags": (FLAGS, "id,y\n1,True\n2,false\n", "ok"),
+    "flags as numbers": (FLAGS, "id,y\n1,1\n2,0\n", "ok"),
+    "chances in place of flags": (FLAGS, "id,y\n1,0.9\n2,0.2\n", "error"),
+    "words in place of flags": (FLAGS, "id,y\n1,yes\n2,no\n", "error"),
     "an empty word": (TASTES, "id,taste\n1,\n2,sour\n", "warning"),
 }
 
@@ -57,4 +62,4 @@ def test_a_file_that_is_no_parquet_is_a_finding(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "submission.parquet").write_bytes(b"id,y")
     (finding,) = judge(Session(0, "", tmp_path), Sample(sheet_of(NUMBERS), "sample_submission.csv"), "public data")
-    assert finding.level == "error" and "cannot be read" in finding.text
+    assert finding.level == "error" and "The submission '" in finding.text and "cannot be read" in finding.text

@@ -73,6 +73,13 @@ MENDED = {
         "its columns were not",
     ),
     "another column": (pd.DataFrame({"id": [7, 8, 9], "prize": [1.0] * 3}), [100] * 3, "no column 'price'"),
+    "flags among numbers": (frame([7, 8, 9], [True, False, True]), [1, 0, 1], "True and False"),
+    "ids as decimals": (frame([7.0, 8.0, 9.0], [1.0, 2.0, 3.0]), [1.0, 2.0, 3.0], "written in another way"),
+    "an id twice": (frame([7, 7, 8], [1.0, 2.0, 3.0]), [1.0, 3.0, 100], "rows were missing"),
+    "lists among numbers": (frame([7, 8, 9], [np.zeros(2), [1], 3.0]), [100, 100, 3.0], "missing or infinite"),
+    "a number without an end": (frame([7, 8, 9], [10**400, 2, 3]), [100, 2, 3], "missing or infinite"),
+    "no ids": (pd.DataFrame({"price": [1.0, 2.0, 3.0]}), [1.0, 2.0, 3.0], "its columns were not"),
+    "no ids and too few rows": (pd.DataFrame({"price": [1.0, 2.0]}), [100] * 3, "no column 'id'"),
     "one column more": (frame([7, 8, 9], [1.0, 2.0, 3.0], size=1), [1.0, 2.0, 3.0], "its columns were not those"),
 }
 
@@ -119,3 +126,32 @@ def test_a_single_column_is_mended_too(library):
     table, notes = mend(StandingAnswer(sample=sample), column, [BATCH[:2]])
     assert list(table["y"]) == [0.25, 0.5] and len(notes) == 1
     assert mend(StandingAnswer(sample=sample), column[:1], [BATCH[:1]])[1] == ()
+
+
+def test_whole_numbers_of_the_sample_fill_gaps_among_others():
+    "A library that has one type for a column refuses a table with both."
+    polars = pytest.importorskip("polars")
+    batch = polars.DataFrame({"id": [7, 8, 9]})
+    for answer in ({"id": [9, 8, 7], "price": [1.5, None, NAN]}, {"id": [9], "price": ["1.5"]}):
+        table, notes = mend(StandingAnswer(sample=SAMPLE), polars.DataFrame(answer), [batch])
+        assert table.to_dict(as_series=False) == {"id": [7, 8, 9], "price": [100.0, 100.0, 1.5]} and notes
+
+
+def test_an_empty_text_is_no_answer_unless_the_sample_has_some():
+    answer = pd.DataFrame({"id": [7, 8], "label": ["dog", " "]})
+    for last, filled in (("cat", "cat"), ("", " ")):
+        sample = Sample(Sheet(("id", "label"), [["1", "cat"], ["2", "cat"], ["3", last]]), "sample_submission.csv")
+        assert list(mend(StandingAnswer(sample=sample), answer, [BATCH[:2]])[0]["label"]) == ["dog", filled]
+
+
+def test_one_row_for_an_id_that_has_many_in_the_batch_is_right():
+    batch, answer = pd.DataFrame({"id": [7, 7, 8], "x": [1, 2, 3]}), frame([7, 8], [1.0, 2.0])
+    assert mend(StandingAnswer(sample=SAMPLE), answer, [batch]) == (answer, ())
+    table, notes = mend(StandingAnswer(sample=SAMPLE), answer[:1], [batch])
+    assert list(table["id"]) == [7, 8] and list(table["price"]) == [1.0, 100] and len(notes) == 1
+
+
+def test_rows_without_ids_are_counted():
+    standing = StandingAnswer(sample=Sample(Sheet(("price",), [["100"], ["100"]]), "sample_submission.csv"))
+    for prices, right in (([1.0, 2.0], [1.0, 2.0, 100.0]), ([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0]), ([5.0], [5.0])):
+        assert list(mend(standing, pd.DataFrame({"price": prices}), [BATCH])[0]["price"]) == right
