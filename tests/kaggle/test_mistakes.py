@@ -21,6 +21,101 @@ RERUN = "os.getenv('KAGGLE_IS_COMPETITION_RERUN')"
 
 # (code of the cells, a word of what is told, the same done right)
 MISTAKES = {
+    "an index by keyword": ("sub.to_csv(path_or_buf='submission.csv')", "index=False", TO_CSV),
+    "semicolons": (
+        "sub.to_csv('submission.csv', index=False, sep=';')",
+        "cannot read",
+        "sub.to_csv('oof.csv', sep=';')" + END,
+    ),
+    "no header": ("sub.to_csv('submission.csv', index=False, header=False)", "cannot read", TO_CSV),
+    "in a folder": (
+        "import os\nos.makedirs('out')\nsub.to_csv('out/submission.csv', index=False)",
+        "where the competition looks",
+        "sub.to_csv('./submission.csv', index=False)",
+    ),
+    "in /tmp": (
+        "sub.to_csv('/tmp/submission.csv', index=False)",
+        "where the competition looks",
+        "import shutil\nsub.to_csv('/tmp/submission.csv', index=False)\nshutil.copy('/tmp/submission.csv', '.')",
+    ),
+    "a text file": ("sub.to_csv('submission.txt', index=False)", "Rename it", TO_CSV),
+    "not in the rerun, in a function": (
+        f"import os\ndef main():\n    if not {RERUN}:\n        {TO_CSV}\nmain()",
+        "only outside the rerun",
+        f"import os\ndef main():\n    if not {RERUN}:\n        print(1)\n    {TO_CSV}\nmain()",
+    ),
+    "SystemExit": ("raise SystemExit" + END, "ends the notebook", "def main():\n    raise SystemExit(1)" + END),
+    "os.kill": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)" + END,
+        "ends the notebook",
+        "import os\nos.kill(child, 9) if (child := os.fork()) else None" + END,
+    ),
+    "rows of zeros": (
+        "import numpy as np\nsub['y'] = np.zeros(1500)" + END,
+        "another number of rows",
+        "import numpy as np\nsub['y'] = np.zeros(len(sub))\nlog = pd.DataFrame({'epoch': range(500)})" + END,
+    ),
+    "rows of a list": (
+        "sub['y'] = [0.5] * 1500" + END,
+        "another number of rows",
+        "assert len(sub.columns) == 120" + END,
+    ),
+    "append to another name": (
+        "new = sub.append(sub)" + END,
+        "pandas.concat",
+        "class Log:\n    def append(self, x):\n        return self\nlog = Log()\nlog = log.append(3)" + END,
+    ),
+    "ix": ("sub.ix[0]" + END, "Use .loc", "class A:\n    ix = 3\na = A()\nprint(a.ix)" + END),
+    "lookup": ("sub.lookup([0], ['y'])" + END, "Use .loc", "lookup = {}.get" + END),
+    "imp": ("import imp" + END, "Use importlib", "import importlib" + END),
+    "Imputer": (
+        "from sklearn.preprocessing import Imputer" + END,
+        "SimpleImputer",
+        "from sklearn.impute import SimpleImputer" + END,
+    ),
+    "a style": (
+        "import matplotlib.pyplot as plt\nplt.style.use('seaborn')" + END,
+        "seaborn-v0_8",
+        "import matplotlib.pyplot as plt\nplt.style.use('seaborn-v0_8-dark')" + END,
+    ),
+    "lr": (
+        "from tensorflow.keras.optimizers import Adam\nAdam(lr=1e-3)" + END,
+        "Use learning_rate",
+        "from torch.optim import Adam\nAdam([], lr=1e-3)" + END,
+    ),
+    "OneHotEncoder": (
+        "from sklearn.preprocessing import OneHotEncoder\nOneHotEncoder(sparse=False)" + END,
+        "sparse_output",
+        "class OneHotEncoder:\n    def __init__(self, sparse): pass\nOneHotEncoder(sparse=False)" + END,
+    ),
+    "a process that is spawned": (
+        "import torch.multiprocessing as mp\ndef f(r): pass\nmp.set_start_method('spawn')\nmp.Process(target=f).start()"
+        + END,
+        "cannot start a cell's function",
+        "import multiprocessing as mp\ndef f(r): pass\nmp.Process(target=f).start()\nmap(f, [1])" + END,
+    ),
+    "a pool that is spawned": (
+        "import multiprocessing as mp\ndef f(r): pass\nwith mp.get_context('spawn').Pool(2) as p:\n    p.map(f, [1])"
+        + END,
+        "cannot start a cell's function",
+        "import multiprocessing as mp\ndef f(r): pass\nwith mp.Pool(2) as p:\n    p.map(f, [1])" + END,
+    ),
+    "a script of the shell": (
+        "!bash run.sh" + END,
+        "run.sh is not there",
+        "%%writefile run.sh\nls\n---\n" + WRITE + "---\n!bash run.sh" + END,
+    ),
+    "spacy download": ("!python -m spacy download en_core_web_lg" + END, "needs the network", "import spacy" + END),
+    "torchaudio": (
+        "import torchaudio\nm = torchaudio.pipelines.WAV2VEC2_BASE.get_model()" + END,
+        "fetches weights",
+        "import torchaudio\nrate = torchaudio.pipelines.WAV2VEC2_BASE.sample_rate" + END,
+    ),
+    "a pipeline": (
+        "from transformers import pipeline\np = pipeline('sentiment-analysis')" + END,
+        "fetches weights",
+        "def pipeline(name): return name\np = pipeline('sentiment-analysis')" + END,
+    ),
     "an index": ("sub.to_csv('submission.csv')", "index=False", "sub.to_csv('submission.csv', index=False)"),
     "index=True": (
         "sub.to_csv('/kaggle/working/submission.csv', index=True)",
