@@ -7969,6 +7969,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'spectrakit/system/masking.py'),
                                            'spectrakit.system.masking._masked_keys': ( '00_system/masking.html#_masked_keys',
                                                                                        'spectrakit/system/masking.py'),
+                                           'spectrakit.system.masking._may_be_glued': ( '00_system/masking.html#_may_be_glued',
+                                                                                        'spectrakit/system/masking.py'),
                                            'spectrakit.system.masking._mixed': ( '00_system/masking.html#_mixed',
                                                                                  'spectrakit/system/masking.py'),
                                            'spectrakit.system.masking._needles': ( '00_system/masking.html#_needles',

@@ -506,6 +506,7 @@ LONG_CELLS = {
     ("38_predictions/05_ensemble", "Mixture"): "one class: sums, votes and what they mean belong together",
     ("39_checks/02_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
     ("65_picker/03_drawing", "_FIELDS"): "a style sheet",
+    ("66_kaggle/05_mistakes", "REMOVED"): "a table: a row for each name that is gone",
     ("66_kaggle/07_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
     (
         "00_system/04_platforms/21_platform",

@@ -270,6 +270,11 @@ KERAS_MODELS = re.compile(r"(^|\.)keras\.applications\.(\w+\.)?[A-Z]\w+$")
 SEGMENTATION = re.compile(r"^segmentation_models_pytorch\.[A-Z]\w+$")
 
 
+def _is_name(text: str) -> bool:
+    "Return whether a text is the name of a model or a data set, and no path."
+    return bool(text) and UNKNOWN not in text and not re.match(r"[./~]", text)
+
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #7ace2001
 def _fetches_weights(use: Use, first: str, is_name: bool) -> str | None:
     "Return why a call fetches weights by the name of a model, or None."
     name, weights = use.name.rpartition(".")[2], use.keywords.get("weights", "imagenet")
@@ -288,11 +293,6 @@ def _fetches_weights(use: Use, first: str, is_name: bool) -> str | None:
     if SEGMENTATION.match(use.name) and encoder not in (None, UNKNOWN):
         return f"{name}() fetches weights of its encoder. Write encoder_weights=None, and load attached ones."
     return None
-
-
-def _is_name(text: str) -> bool:
-    "Return whether a text is the name of a model or a data set, and no path."
-    return bool(text) and UNKNOWN not in text and not re.match(r"[./~]", text)
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bb9
 FETCHES = re.compile(

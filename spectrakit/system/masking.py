@@ -274,6 +274,14 @@ def _is_long_and_mixed(secret: str) -> bool:
     return len(secret) >= 30 and _mixed(secret) == 3
 
 
+_UNMISTAKABLE = {"AWS key", "GitLab token", "Slack token", "Kaggle token", "Docker token", "npm token"}
+
+
+def _may_be_glued(whose: str, secret: str) -> bool:
+    "Return whether a text behind another letter may be a key: where only its beginning tells, it has to look like one."
+    return _is_long_and_mixed(secret) or (whose in _UNMISTAKABLE and looks_random(secret))
+
+
 def secrets_in(text: str) -> list[FoundSecret]:
     "The secrets in `text` that have a form of their own, in their order; none overlaps another."
     secrets: list[FoundSecret] = []
@@ -283,7 +291,7 @@ def secrets_in(text: str) -> list[FoundSecret]:
             FoundSecret(form.whose, *match.span("secret"))
             for match in form.expression.finditer(text)
             if _is_right(form.whose, match["secret"])
-            and (match.groupdict().get("glued") is None or _is_long_and_mixed(match["secret"]))
+            and (match.groupdict().get("glued") is None or _may_be_glued(form.whose, match["secret"]))
         ]
     kept: list[FoundSecret] = []
     for secret in sorted(secrets, key=lambda secret: (secret.begin, -secret.end)):
@@ -509,9 +517,11 @@ def _pairs(text: str) -> list[tuple[str, int, int]]:
     return [(HIDDEN, begin, end) for _, begin, end in pairs_in(text)]
 
 # %% ../../nbs/00_system/00_masking.ipynb #d909c381
+_ODD = re.compile(r"[%\\\x00-\x08\x0e-\x1f\x7f]|[^\x00-\x7f]")  # a text without these is seen as it is
 _UNSEEN = re.compile(
     "\x1b\\][^\x07\x1b]{0,1000}(?:\x07|\x1b\\\\)"  # a terminal's link or title
     "|(?:\x1b|\\\\{1,2}(?:x1[bB]|u001[bB]|033))\\[[0-9;:?]{0,32}[ -/]?[@-~]"  # a colour, also in a `repr`
+    "|\x9b[0-9;:?]{0,32}[ -/]?[@-~]|[^\x00-\x1f\x7f]\x08|[\x00-\x08\x0e-\x1a\x7f]"  # one sign for it; what is erased
     "|\x1b[ -/]?[0-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]"  # other escapes; characters without width
     r"|\\{1,2}u00([2-7][0-9a-fA-F])|\\{1,2}x([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])"  # one letter, spelled as a number
 )
@@ -540,7 +550,7 @@ def _known_in(text: str) -> list[tuple[str, int, int]]:
 
 def _without(finders: Iterable[Callable[[str], list[tuple[str, int, int]]]], text: str) -> str:
     "Return `text` without the secrets that the `finders` find in it, or in the text that a person would see."
-    spelled = ("%" in text or "\\" in text or "\x1b" in text or not text.isascii()) and _UNSEEN.search(text)
+    spelled = _ODD.search(text) and _UNSEEN.search(text)
     for find in finders:
         if found := find(text):
             text = _replaced(text, found)
@@ -580,10 +590,10 @@ def _wrapped(text: str) -> list[tuple[str, int, int]]:
     found = [(word, places[begin], places[end - 1] + 1) for word, begin, end in _known_in(seen)]
     for match in _SPLIT.finditer(text):
         first, second = match[1], match[2]
+        ended = any(secret.end == len(first) for secret in secrets_in(first))  # then a word may follow it
         for secret in secrets_in(first + second) if len(first) + len(second) >= 30 else ():
-            if secret.begin < len(first) < secret.end and _is_long_and_mixed(
-                (first + second)[secret.begin : secret.end]
-            ):
+            inside, rest = (first + second)[secret.begin : secret.end], second[: max(0, secret.end - len(first))]
+            if secret.begin < len(first) < secret.end and _is_long_and_mixed(inside) and not (ended and is_plain(rest)):
                 last = match.start(2) + secret.end - len(first)
                 found.append((f"<{secret.whose}>", match.start(1) + secret.begin, last))
     kept: list[tuple[str, int, int]] = []
@@ -602,7 +612,7 @@ def _encoded(text: str) -> list[tuple[str, int, int]]:
     ]
 
 
-_FINDERS = (_known_in, _forms, _pairs, _encoded, _wrapped)
+_FINDERS = (_known_in, _wrapped, _forms, _pairs, _encoded)
 
 
 def known_masked(text: str) -> str:

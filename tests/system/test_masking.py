@@ -118,6 +118,10 @@ SEEN = {
     "a soft hyphen": HF[:12] + "\u00ad" + HF[12:],
     "a letter as a number in JSON": HF.replace("_", "\\u005f"),
     "a letter as a number in an address": "%68" + HF[1:],
+    "a colour in one sign": f"\x9b31m{HF}\x9b0m",
+    "a sign that is erased": HF[:9] + "q\b" + HF[9:],
+    "a null byte": HF[:9] + "\0" + HF[9:],
+    "a bell": HF[:20] + "\a" + HF[20:],
     "behind a letter": "x" + HF,
     "behind an underscore and a word": "my_" + HF,
     "a link of a terminal": f"\x1b]8;;https://u:{HF}@h/\x1b\\link\x1b]8;;\x1b\\",
@@ -127,7 +131,7 @@ SEEN = {
 @pytest.mark.parametrize("text", SEEN.values(), ids=SEEN)
 def test_a_secret_is_masked_as_it_would_be_seen(text):
     shown = masked(f"before {text} after")
-    assert HF not in shown.replace("\u200b", "") and HF[12:30] not in shown
+    assert HF not in shown.replace("\u200b", "") and HF[12:19] not in shown and HF[20:30] not in shown
     assert shown.startswith("before ") and shown.endswith(" after")
     assert masked(shown) == shown
 
@@ -160,6 +164,32 @@ WRAPPED = {
 @pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
 def test_a_secret_is_masked_across_the_end_of_a_line(text):
     assert masked(f"before {text}\nafter") == "before <Hugging Face token>\nafter"
+
+
+GLUED = {
+    "AWS key": "AKIA" + "Q7" * 8,
+    "GitLab token": "glpat-" + "aB3x" * 5,
+    "Slack token": "xoxb-" + "1234567890-" * 2 + "aB3" * 8,
+}
+
+
+@pytest.mark.parametrize("before", ["x", "my_", "KEY", "\x1b[2Kx"])
+@pytest.mark.parametrize("whose", GLUED)
+def test_a_key_with_a_beginning_of_its_own_is_masked_behind_other_letters(before, whose):
+    assert masked(f"{before}{GLUED[whose]} after") == f"{before}<{whose}> after"
+
+
+LONG = ("sk-ant-api03-" + "aB3xY9" * 15, "sk-proj-" + "Q7w" * 16, "xoxb-" + "1234567890-" * 2 + "aB3xY9" * 6)
+
+
+@pytest.mark.parametrize("key", LONG)
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_no_half_of_a_key_stays_in_the_next_line(key, share):
+    "The first half of a long key is one by itself."
+    at = int(share * len(key))
+    shown = masked(f"{key[:at]}\n{key[at:]}\nEpoch done")
+    assert key[at : at + 8] not in shown and shown.endswith("\nEpoch done")
+    assert masked(f"{key}\nEpoch done").endswith(">\nEpoch done")
 
 
 @pytest.mark.parametrize("lines", [2, 5])
