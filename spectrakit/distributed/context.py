@@ -320,6 +320,16 @@ def _with_autocast(function: Callable, accelerator: Any) -> Callable:
 
     return inside
 
+
+def _with_default(function: Callable, device: Any) -> Callable:
+    "`function` made to make its tensors on `device`, unless it says where."
+
+    def inside(*args: Any) -> Any:
+        with device:
+            return function(*args)
+
+    return inside
+
 # %% ../../nbs/21_distributed/04_context.ipynb #5eed0b02
 def lay_out(model: Any, channels_last: bool) -> bool:
     """Lay the weights of `model`'s two-dimensional convolutions out with the channels last, if so asked; False where it
@@ -366,6 +376,7 @@ class RunContext(Exchange):
     mesh: Any = field(default=None, repr=False)  # workers × processes that share a worker's model, where they do
     workers: Any = field(default=None, repr=False)  # the processes with this part of a model, through the CPU
     own_device: Any = None  # of one of several models in this process; None: the accelerator's
+    makes_here: bool = False  # whether what a task makes in `loss` and `predict` is on the run's device by default
 
     @property
     def device(self) -> Any:
@@ -448,6 +459,7 @@ class RunContext(Exchange):
 
         With FSDP the weights themselves have the precision.
         """
+        function = _with_default(function, self.device) if self.makes_here else function
         whole = self.mixed_precision == "no" or self.sharded
         return function if whole else _with_autocast(function, self.accelerator)
 

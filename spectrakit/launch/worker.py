@@ -43,7 +43,12 @@ from ..distributed.topology import STORE_FILE, Threads, plan_threads, rank_of
 from ..handover.job import Job, read_job, read_job_file
 from ..handover.job_kind import Work, kind_named
 from ..handover.module_state import carried
-from ..handover.torch_settings import applied_settings, apply_torch_settings
+from spectrakit.handover.torch_settings import (
+    applied_settings,
+    apply_torch_settings,
+    makes_on,
+    without_default_device,
+)
 from ..system.errors import RequestError, traceback_text
 from ..system.files import storage_cause, write_atomic
 from ..system.masking import MaskedStream, known_masked, masked
@@ -113,6 +118,7 @@ def _from_notebook() -> dict[str, str]:
     return {**modules, **({"torch": f"as in the notebook: {', '.join(settings)}"} if settings else {})}
 
 # %% ../../nbs/50_launch/00_worker.ipynb #9dbc3c87
+@without_default_device()
 def do_job(
     job: Job,
     task: Any,
@@ -122,16 +128,16 @@ def do_job(
 ) -> tuple[str, str]:
     """Do a job in this process; returns (status, reason).
 
-    `job`: what to do. `task`: the task object. `stop_requested`: asked once a step for flags such as STOP, 0 for
-    nothing. `heartbeat`: this rank's part of the page that the supervisor watches (default None: this is the user's
-    own process). `on_folder`: called with the run's folder, which is that of rank 0 (default None). RequestError where
-    the request cannot work.
+    `job`: what to do. `task`: the task object. `stop_requested`: asked once a step for flags such as STOP, 0 for none.
+    `heartbeat`: this rank's part of the page that the supervisor watches (default None: this is the user's process).
+    `on_folder`: called with the folder of rank 0's run (default None). RequestError if the request cannot work.
     """
     import torch
 
     from spectrakit.distributed.context import create_run_context
 
     context = create_run_context(job.config, job.platform, heartbeat, stop_requested)
+    context = replace(context, makes_here=makes_on(context.device))
     if heartbeat is not None and context.device.type == "cpu":
         keep_freed_memory(os.environ)
     # rank 0 alone writes there, and knows whether it goes on

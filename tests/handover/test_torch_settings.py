@@ -46,3 +46,25 @@ def test_settings_of_a_cell_count_in_each_rank_and_are_recorded(tmp_path, words)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.strip().splitlines()[-1])
     assert "default_dtype=float64" in said and "get_float32_matmul_precision=medium" in said and "cuda, not set" in said
+
+
+DEVICE = """
+import sys, torch, spectrakit as sk
+from torch.utils.data import TensorDataset
+class T(sk.Task):
+    def datasets(self, cfg): return TensorDataset(torch.ones(64, 2)), TensorDataset(torch.ones(8, 2))
+    def model(self, cfg): return torch.nn.Linear(2, 1)
+    def loss(self, model, batch): return (model(batch[0]) - torch.ones(len(batch[0]), 1)).square().mean()
+torch.set_default_device(sys.argv[1])
+words = "trainer.accelerator=cpu", "trainer.max_epochs=1", "data.micro_batch_size=16", sys.argv[2]
+print(sk.fit(T(), *words, show=False).raise_for_status().status)
+assert torch._GLOBAL_DEVICE_CONTEXT.device_context.device.type == sys.argv[1]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device, mode", [("cuda", "inline"), ("meta", "inline"), ("meta", "auto")])
+def test_a_default_device_does_not_count_for_what_the_run_itself_makes(tmp_path, device, mode):
+    (tmp_path / "cell.py").write_text(DEVICE)
+    done = run_script(tmp_path, tmp_path / "cell.py", device, f"launch.mode={mode}", env=clean_environ())
+    assert done.returncode == 0 and done.stdout.strip().splitlines()[-1] == "completed", done.stderr
