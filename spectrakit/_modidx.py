@@ -1724,8 +1724,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/config/batch_plan.py'),
                                               'spectrakit.config.batch_plan.lr_curve': ( '10_config/batch_plan.html#lr_curve',
                                                                                          'spectrakit/config/batch_plan.py'),
-                                              'spectrakit.config.batch_plan.lr_factor': ( '10_config/batch_plan.html#lr_factor',
-                                                                                          'spectrakit/config/batch_plan.py'),
                                               'spectrakit.config.batch_plan.next_fraction': ( '10_config/batch_plan.html#next_fraction',
                                                                                               'spectrakit/config/batch_plan.py'),
                                               'spectrakit.config.batch_plan.plan_batches': ( '10_config/batch_plan.html#plan_batches',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BATCH_SETTINGS', 'BATCH_WORDS', 'MANY', 'SHAPES', 'BatchPlan', 'batch_facts', 'by_symbol', 'batch_rows', 'rank_share',
            'batch_parts', 'plan_batches', 'smaller_micro_batches', 'shared_by', 'total_steps', 'scaled_lr',
-           'with_scaled_lr', 'batch_notes', 'next_fraction', 'warmup_length', 'lr_curve', 'lr_factor']
+           'with_scaled_lr', 'batch_notes', 'next_fraction', 'warmup_length', 'lr_curve']
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fcf4
 import math
@@ -402,11 +402,3 @@ def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Ca
         return end + (1 - end) * left(min(1.0, (step - warmup) / rest), power)
 
     return factor
-
-# %% ../../nbs/10_config/06_batch_plan.ipynb #1631bcec
-def lr_factor(scheduler: SchedulerConfig, step: float, total: int, steps_per_epoch: int) -> float:
-    """What the base learning rate is multiplied by at one `step`.
-
-    `scheduler`, `total`, `steps_per_epoch`: as for `lr_curve`. `step`: the optimizer step, from 0.
-    """
-    return lr_curve(scheduler, total, steps_per_epoch)(step)

@@ -47,13 +47,10 @@ class JobKind:
     name: str  # in job.json
     body: Callable[[Work], tuple[str, str]]  # (status, reason)
     verb: str = "training"  # for sentences
-    writes_log: bool = True  # has an event log of its own, and the files that go with it
+    trains: bool = True  # makes steps: it has an event log, plans its time, and ends by itself when it is asked to
     keeps_checkpoints: bool = True  # what was saved counts when it is cut short
     starts_at_zero: bool = False  # so its log says first why there are fewer processes
     continues_as: str | None = None  # the kind of the next start, once there is a whole checkpoint
-    stops_itself: bool = True  # an interrupt asks it to stop and save; False: its processes are ended at once
-    updates_weights: bool = True  # makes optimizer steps
-    plans_time: bool = True  # holds time back for what comes after; False: works to the end of the session
     max_restarts: int | None = None  # None: launch.max_restarts, and then with fewer processes
 
 # %% ../../nbs/49_handover/02_job_kind.ipynb #b6373302
@@ -182,17 +179,7 @@ def _measure(work: Work) -> tuple[str, str]:
 # %% ../../nbs/49_handover/02_job_kind.ipynb #2c1ec160
 TRAIN = JobKind("train", _train, starts_at_zero=True, continues_as="resume")
 RESUME = JobKind("resume", _resume)
-PREDICT = JobKind(
-    "predict",
-    _predict,
-    verb="predicting",
-    writes_log=False,
-    keeps_checkpoints=False,
-    stops_itself=False,
-    updates_weights=False,
-    plans_time=False,
-    max_restarts=1,
-)
+PREDICT = JobKind("predict", _predict, verb="predicting", trains=False, keeps_checkpoints=False, max_restarts=1)
 SERVE = replace(PREDICT, name="serve", body=_serve, verb="answering", max_restarts=3)
 FIND_LR = JobKind("find_lr", _find_lr, keeps_checkpoints=False, starts_at_zero=True)
 CHECK = JobKind("check", _check, verb="checking", keeps_checkpoints=False, starts_at_zero=True)

@@ -165,7 +165,7 @@ def _refused(e: Evidence) -> AttemptResult | None:
 def _ended_by_itself(e: Evidence) -> AttemptResult | None:
     job = e.attempt.job
     end = _read_json(e.attempt.folder / "outcome.json")
-    if end is None and job.kind.writes_log:
+    if end is None and job.kind.trains:
         end = end_after(job.run_dir, e.log_size)
     predicting = "predicting" in e.detector.ranks.phases().values()  # training was over when it was ended
     asked = e.observed.ended_for in ("stuck", "overdue") and not predicting

@@ -144,12 +144,12 @@ def without_launchers(config: Config, plan: Processes, failed: dict[str, str]) -
 # %% ../../nbs/50_launch/05_launcher.ipynb #a947ffa4
 def _writes_run(job: Job) -> bool:
     "Whether this machine writes the run's folder, as the one with rank 0 does."
-    return job.kind.writes_log and not job.config.distributed.node_rank
+    return job.kind.trains and not job.config.distributed.node_rank
 
 
 def _has_started(job: Job) -> bool:
     "Whether the run's log has its beginning; if not, the next start is the first one."
-    return not job.kind.writes_log or has_started(job.run_dir)
+    return not job.kind.trains or has_started(job.run_dir)
 
 # %% ../../nbs/50_launch/05_launcher.ipynb #3b2e2c69
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class _Record:
     def update(self, **facts: Any) -> None:
         "Write facts to environment.json, once there is one."
         self.facts.update(facts)
-        if not self.job.kind.writes_log or not (environment := read_environment(self.job.run_dir)):
+        if not self.job.kind.trains or not (environment := read_environment(self.job.run_dir)):
             return
         with contextlib.suppress(OSError):
             write_environment(self.job.run_dir, {**environment, "launch": self.facts})
@@ -207,7 +207,7 @@ def _effective_environ(config: Config) -> dict[str, str]:
 def _without_passed_limit(job: Job) -> Job:
     "`job`, without a time limit where that is over and the kind works without one: late predictions may still be made."
     left = job.request.left_s()
-    if job.kind.plans_time or left is None or left > 0:
+    if job.kind.trains or left is None or left > 0:
         return job
     return replace(job, request=replace(job.request, ends=None))
 
@@ -305,7 +305,7 @@ def _final_result(attempt: Attempt, result: AttemptResult, faults: int, interrup
         return replace(result, retry=False)
     if not result.retry or (job.kind.max_restarts is not None and faults >= job.kind.max_restarts):
         return result
-    if interrupted or (job.kind.stops_itself and stop_file(job.run_dir).exists()):
+    if interrupted or (job.kind.trains and stop_file(job.run_dir).exists()):
         return AttemptResult("interrupted", f"a stop was requested; before it took effect, {result.reason}")
     return None
 
@@ -427,7 +427,7 @@ def _workers_of(job: Job) -> int:
     "How many processes read samples for each rank, as far as is known: `auto` stands in the run's environment.json."
     workers = job.config.dataloader.num_workers
     if workers == "auto":
-        reading = read_environment(job.run_dir).get("reading", {}).get("train", {}) if job.kind.writes_log else {}
+        reading = read_environment(job.run_dir).get("reading", {}).get("train", {}) if job.kind.trains else {}
         workers = reading.get("num_workers", 0)
     return workers
 
@@ -562,7 +562,7 @@ def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
     "The error that came first on any rank that this one can see; rank 0 writes it to the run's log."
     time.sleep(1.0)  # another rank may be writing it
     rank, message, _ = first_error(run_dir / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
-    if place.rank == 0 and job.kind.writes_log:
+    if place.rank == 0 and job.kind.trains:
         log = EventLog(log_file(run_dir))
         log.write("end", status="failed", reason=f"rank {rank}: {message}")
         log.close()
@@ -618,7 +618,7 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
 # %% ../../nbs/50_launch/05_launcher.ipynb #a6c1d0f3
 def lost_folder(job: Job, now: Path | None) -> str:
     "Return the sentence about the folder of a job, which is no longer where it was. `now`: where it is; None: nowhere."
-    doing = f"while {'it trained' if job.kind.updates_weights else job.kind.verb}"
+    doing = f"while {'it trained' if job.kind.trains else job.kind.verb}"
     if now is None:
         instead = ", and something else is in its place" if job.run_dir.exists() else ""
         return f"The run's folder {job.run_dir} was deleted or moved away {doing}{instead}: nothing is left of it there"
@@ -664,7 +664,7 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     second while one waits, to redraw. RequestError where the request cannot work.
     """
     job.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if job.kind.stops_itself:
+    if job.kind.trains:
         for file in (stop_file(job.run_dir), checkpoint_file(job.run_dir)):
             file.unlink(missing_ok=True)
     with followed(job.run_dir) as now:

@@ -212,7 +212,7 @@ def _pass_on_interrupt(
     kind = attempt.job.kind
     if interrupted and not observed.stop_passed_on:
         observed.stop_passed_on = True
-        if not kind.stops_itself:
+        if not kind.trains:
             return Problem("interrupted", "interrupted")
         if detector.ranks.steps() <= 0 and attempt.processes.num_nodes == 1:  # other machines wait for these ranks
             return Problem("interrupted", f"interrupted before the first step{_what_is_kept(attempt)}")
@@ -312,7 +312,7 @@ def _first_end(job: Job) -> float | None:
     "When the processes have to be gone (monotonic), until they say better on the page. None: no limit."
     if job.request.ends is None:
         return None
-    if not job.kind.plans_time:
+    if not job.kind.trains:
         return job.request.ends - 2  # what it takes to end processes
     return kill_at(make_budget(job.config, job.request.limit, job.request.ends))
 
@@ -339,7 +339,7 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
         floor_s,
         start_s=max(floor_s, 5 * c.start_timeout_s) if attempt.launcher else None,
         most_s=max(20.0, 0.4 * _left_s(job)),  # another start has to fit
-        first_s=60.0 if job.kind.plans_time else math.inf,
+        first_s=60.0 if job.kind.trains else math.inf,
         alone=not attempt.several,
     )
     first_rank = attempt.processes.per_node * (job.config.distributed.node_rank or 0)

@@ -314,7 +314,7 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
             apply_torch_settings(extra.get("torch", {}))  # before the user's modules make tensors
             job, task = read_job(folder, task)
             job = replace(job, kind=kind_named(extra.get("kind", job.kind.name)))  # a new start after a fault goes on
-            if job.kind.updates_weights:
+            if job.kind.trains:
                 import torch._dynamo  # noqa: F401  # an optimizer imports it at its first step
 
         def stop_requested() -> int:

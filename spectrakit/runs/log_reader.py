@@ -115,10 +115,8 @@ def point_columns(block: bytes) -> list[array] | None:
     return columns if all(min(column) > -(2**63) and max(column) < 2**63 for column in columns) else None
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #5f9ab403
-def each_line(file: Path, growing: bool = False) -> Iterator[dict | bytes]:
-    """The events of a log in order; a line that is none as its bytes. Nothing where there is no file.
-
-    `growing`: leave out a torn last line, which somebody may be writing; else it counts as one that is none."""
+def each_line(file: Path) -> Iterator[dict | bytes]:
+    "Yield the events of a log in order; a line that is none, also a torn last one, as its bytes."
     try:
         check_inside(file.parent, file)
         log = open(file, "rb")  # noqa: SIM115  # closed below; only opening it may fail
@@ -128,7 +126,7 @@ def each_line(file: Path, growing: bool = False) -> Iterator[dict | bytes]:
         for piece, _ in _pieces(log):
             if piece.endswith(b"\n"):
                 yield from decode_lines(piece.split(b"\n"))
-            elif not growing:
+            else:
                 yield piece
 
 # %% ../../nbs/35_runs/02_log_reader.ipynb #f267eb38
