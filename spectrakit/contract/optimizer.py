@@ -192,8 +192,10 @@ def _not_made(kind: Any, config: Config, error: Exception) -> str:
 # %% ../../nbs/37_contract/02_optimizer.ipynb #798a0ff9
 def _fuses(config: Config, keywords: dict[str, Any], params: list, model: Any) -> bool:
     "Whether torch's fused update can do all that is asked of it."
-    if config.optimizer.name == "sgd" and (keywords.get("dampening") or _sparse_weights(model)):
-        return False
+    if config.optimizer.name == "sgd":
+        shards = any(hasattr(p, "to_local") for p in params)  # FSDP's, which torch has no fused SGD for
+        if shards or keywords.get("dampening") or _sparse_weights(model):
+            return False
     return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in params)
 
 

@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
+from spectrakit.config.compose import compose
+from spectrakit.contract.optimizer import build_optimizer
 from spectrakit.distributed.fsdp import (
     all_finite,
     gradient_norm_clip,
@@ -242,6 +244,21 @@ def alone(tmp_path_factory):
 def test_two_ranks_train_as_one_process_does(on_ranks, alone, pieces):
     for found in on_ranks(train_sharded, STEPS + LATER, pieces):
         check_equal(found, alone[STEPS + LATER])
+
+
+def train_with_sgd(rank: int, momentum: float, sharded: bool) -> dict:
+    "Two steps of the SGD that the settings name."
+    model = shard(Net()) if sharded else Net()
+    optimizer = build_optimizer(model, compose("optimizer.name=sgd", f"optimizer.momentum={momentum}"))
+    learn(model, optimizer, rank, 2)
+    return {"model": whole(model.state_dict()), "fused": [group["fused"] for group in optimizer.param_groups]}
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_sgd_of_shards_is_that_of_one_process(on_ranks, momentum):
+    (plain,) = on_ranks(train_with_sgd, momentum, False, world_size=1)
+    for found in on_ranks(train_with_sgd, momentum, True):
+        assert far(found["model"], plain["model"]) <= 1e-6 and not any(found["fused"]) and all(plain["fused"])
 
 
 def go_on(rank: int, saved: dict | None, sharded: bool, from_main: bool = False) -> dict:
