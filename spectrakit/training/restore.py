@@ -92,7 +92,8 @@ def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
         )
         path = s.context.broadcast(older)
         if path is None:
-            raise RequestError(f"No checkpoint in {s.checkpoints} can be read. {' '.join(notes)} Start a new run.")
+            problems = "".join(f" {note}." for note in notes)
+            raise RequestError(f"No checkpoint in {s.checkpoints} can be read.{problems} Start a new run.")
 
 # %% ../../nbs/41_training/01_restore.ipynb #1a85236d
 def _may_change(s: TrainState, *keys: str) -> bool:
@@ -445,7 +446,8 @@ def restore_state(s: TrainState) -> list[str]:
     fresh = s.progress.saved_step < 0
     path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
     if path is None:
-        raise RequestError(f"There is no valid checkpoint in {s.checkpoints}. {' '.join(notes)} Start a new run.")
+        problems = "".join(f" {note}." for note in notes)
+        raise RequestError(f"There is no valid checkpoint in {s.checkpoints}.{problems} Start a new run.")
     path, weights, state, rank_state = _load_newest_readable(s, path, notes)
     if refusal := s.context.broadcast(_why_incompatible(s, path, state) if s.context.is_main else None):
         raise RequestError(refusal)

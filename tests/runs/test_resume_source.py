@@ -25,6 +25,7 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.history import read_history, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
 from spectrakit.system.errors import RequestError
+from spectrakit.system.files import file_sha256
 from tasks import in_sanity_check
 
 pytestmark = pytest.mark.slow  # every test here trains a run
@@ -619,6 +620,22 @@ def test_as_many_samples_with_other_content_are_refused(here, monkeypatch, split
     monkeypatch.setattr(Tiny, "datasets", other)
     with pytest.raises(RequestError, match=f"The {split} data set is not the one that step-00000003 was made with"):
         resume(run, Tiny(), show=False)
+
+
+@pytest.mark.parametrize("key", ["asked_steps", "outer", "fingerprints"])
+def test_a_state_that_lacks_a_part_is_refused_by_its_name(here, key):
+    run = stopped(settings(), 3)
+    (path,) = checkpoints(run.path / "checkpoints")
+    state = torch.load(path / "state.pt", weights_only=True)
+    torch.save({name: part for name, part in state.items() if name != key}, path / "state.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.pt"] = {
+        "bytes": (path / "state.pt").stat().st_size,
+        "sha256": file_sha256(path / "state.pt"),
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RequestError, match=rf"state\.pt is refused: it lacks {key}\. Start a new run"):
+        resume(run, Tiny(), show=False, trust=True)
 
 
 def test_a_limit_that_counts_micro_batches_is_noticed(here):
