@@ -1108,6 +1108,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'spectrakit/checks/diagnosis.py'),
                                              'spectrakit.checks.diagnosis.Scene.name': ( '39_checks/diagnosis.html#scene.name',
                                                                                          'spectrakit/checks/diagnosis.py'),
+                                             'spectrakit.checks.diagnosis.Scene.of_settings': ( '39_checks/diagnosis.html#scene.of_settings',
+                                                                                                'spectrakit/checks/diagnosis.py'),
                                              'spectrakit.checks.diagnosis._batch_sizes': ( '39_checks/diagnosis.html#_batch_sizes',
                                                                                            'spectrakit/checks/diagnosis.py'),
                                              'spectrakit.checks.diagnosis._channels': ( '39_checks/diagnosis.html#_channels',

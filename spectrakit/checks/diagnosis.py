@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..contract.task import Task
+from ..contract.task import Task, provides
 from ..data.batch_forms import is_text, leaves_of, parts_of
 from ..system.errors import RequestError
 
@@ -55,7 +55,14 @@ class Scene:
     @property
     def name(self) -> str:
         "The method as a person calls it, such as `Mine.loss`."
+        if self.of_settings:
+            return f"The {self.method} that the settings name"
         return f"{type(self.task).__name__}.{self.method}"
+
+    @property
+    def of_settings(self) -> bool:
+        "Whether it is no method of the task, but the optimizer or the scheduler that `optimizer.name` or so names."
+        return self.method in ("optimizer", "scheduler") and not provides(self.task, self.method)
 
     def dtypes(self) -> tuple[set[str], set[str]]:
         "The floating-point types of the batch, and those of the model's weights."
@@ -531,10 +538,11 @@ def explain(error: BaseException, scene: Scene) -> Explanation:
     if (known := explain_known(error, scene)) is not None:
         return known
     message, where = _own_words(error), own_line(error)
+    mend = f"Choose another {scene.method}.name." if scene.of_settings else f"Correct {scene.name}."
     return Explanation(
         f"{scene.name} raised {type(error).__name__}{f': {message}' if message else ''} {scene.doing}"
         f"{f' ({where})' if where else ''}.",
-        "Correct it there." if where else f"Correct {scene.name}.",
+        "Correct it there." if where else mend,
     )
 
 
