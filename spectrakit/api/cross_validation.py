@@ -41,6 +41,7 @@ from spectrakit.api.trial import (
     result_of,
     run_single_trial,
     run_to_go_on_with,
+    staying,
 )
 from ..checks.run_forecast import span
 from ..config.compose import compose, override, takes_words
@@ -200,16 +201,19 @@ def _how_it_ended(trial: TrialResult) -> str:
     return f"failed: {' '.join(why.split())[:300]}" if why else trial.status
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #586734bd
+def _label(place: int, trial: TrialResult) -> str:
+    "Return how a table names a fold, by its folder; one whose run was moved meanwhile by its `place`."
+    name = trial.run.path.parent.name
+    return name.replace("-", " ") if name.startswith("fold-") else f"fold {place}"
+
+
 def table_rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
     "Fold, value, time and status of each."
 
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.5g}"
 
-    rows = [
-        (t.run.path.parent.name.replace("-", " "), number(t.value), span(t.seconds), _how_it_ended(t))
-        for t in cv.trials
-    ]
+    rows = [(_label(place, t), number(t.value), span(t.seconds), _how_it_ended(t)) for place, t in enumerate(cv.trials)]
     if cv.scores:
         rows += [("mean", number(cv.mean), "", _spread(cv))]
     without, single = _never_held_out(cv), cv.single_scores
@@ -1065,7 +1069,7 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
         name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
         path = _opened(held, config, name, resume, trust)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
-    with held, interrupt_says(f"stopped: {goes_on}"):
+    with held, staying(path), interrupt_says(f"stopped: {goes_on}"):
         with interrupt_says(f"stopped before the first fold: {goes_on}"):
             f = _begin(task, config, path, itself, show, trust)
             if predict is not None and f.writes:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SETTINGS', 'DIVISION', 'TrialResult', 'TrialLog', 'run_to_go_on_with', 'result_of', 'Handle', 'holding_out',
            'run_single_trial', 'other_settings', 'named_folder', 'folders_like', 'leave_alone', 'ManyFolders',
-           'open_folder']
+           'open_folder', 'staying']
 
 # %% ../../nbs/60_api/06_trial.ipynb #3ee4b2e6
 import contextlib
@@ -49,7 +49,7 @@ from spectrakit.runs.run_dir import (
     write_mark,
 )
 from ..system.errors import RequestError
-from ..system.files import checked_path, read_mapping, write_atomic
+from ..system.files import checked_path, followed, read_mapping, write_atomic
 from ..system.signals import ends_softly
 
 # %% ../../nbs/60_api/06_trial.ipynb #5e7fb418
@@ -462,3 +462,26 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
     write_atomic(path / SETTINGS, snapshot(config))
     write_mark(path)
     return path
+
+# %% ../../nbs/60_api/06_trial.ipynb #7ace3001
+@contextlib.contextmanager
+def staying(path: Path) -> Iterator[None]:
+    """RequestError where the folder of many runs was moved or deleted in this block, in place of what came of that.
+
+    `path`: the folder."""
+    with followed(path) as now:
+        try:
+            yield
+        except Exception:
+            if (place := now()) == path:
+                raise
+            if place is None:
+                told = (
+                    "was deleted or moved away while runs in it trained. Begin anew, and leave it there until they end."
+                )
+            else:
+                told = (
+                    f"was moved to {str(place)!r} while runs in it trained. Leave it there until they end; what is "
+                    f"done goes on with resume={str(place)!r} (--resume in a shell)."
+                )
+            raise RequestError(f"The folder {str(path)!r} {told}") from None

@@ -9,7 +9,6 @@ __all__ = ['DONE_FILE', 'FETCHED', 'SCORED', 'read_done', 'note_done', 'content_
            'Submission', 'submit_kernel']
 
 # %% ../../nbs/66_kaggle/09_up.ipynb #c31f4fec
-import contextlib
 import csv
 import hashlib
 import json
@@ -421,7 +420,21 @@ def _identity(row: dict[str, str]) -> tuple[str | None, ...]:
     "Return the fields of a submission that do not change while it is scored."
     return tuple(row.get(name) for name in ("ref", "fileName", "date"))
 
+
+def _earlier(competition: str) -> set[tuple[str | None, ...]] | None:
+    "Return the submissions that are there already; None if the client cannot say, which the next command may explain."
+    try:
+        return {_identity(row) for row in _ask_submissions(competition)}
+    except KaggleError:
+        return None
+
 # %% ../../nbs/66_kaggle/09_up.ipynb #2a35c6d1
+def _is_of(row: dict[str, str], message: str) -> bool:
+    "Return whether a submission has this message; Kaggle keeps 500 characters of it, and no spaces around it."
+    kept = " ".join(str(row.get("description") or "").split())
+    return kept == (whole := " ".join(message.split())) or (len(kept) > 400 and whole.startswith(kept))
+
+
 def _wait_for_score(
     what: "Submission", competition: str, ref: str, earlier: set[tuple[str | None, ...]]
 ) -> dict[str, str]:
@@ -434,7 +447,7 @@ def _wait_for_score(
     while True:
         rows = _ask_submissions(competition)
         by_ref = [row for row in rows if ref and row.get("ref") == ref]
-        new = [row for row in rows if row["description"] == what.message and _identity(row) not in earlier]
+        new = [row for row in rows if _is_of(row, what.message) and _identity(row) not in earlier]
         row = next(iter(by_ref if ref and rows and "ref" in rows[0] else new), {})
         state = row.get("status", "not there yet").rpartition(".")[2].lower()
         if state != last:
@@ -476,9 +489,7 @@ def submit_kernel(folder: Path | str, what: Submission) -> str:
         raise RequestError("It is not known which version to hand in. Run kaggle up first, or give --version N.")
     words = ["competitions", "submit", competition, "-k", name, "-v", str(version), "-f", what.file, "-m", what.message]
     waits = what.wait and not what.dry_run
-    earlier = set()
-    with contextlib.suppress(KaggleError):  # the competition is not known: the next command says so
-        earlier = {_identity(row) for row in _ask_submissions(competition)} if waits else set()
+    earlier = _earlier(competition) if waits else None
     output = call_client(words, what.dry_run)
     if refused := _REFUSED.search(output):
         raise KaggleError(
@@ -487,7 +498,10 @@ def submit_kernel(folder: Path | str, what: Submission) -> str:
     if not waits:
         return ""
     ref = re.search(r"Submission ref: (\d+)", output)
-    row = _wait_for_score(what, competition, ref[1] if ref else "", earlier)
+    if earlier is None and not ref:
+        print(one_line(f"{competition}: handed in; which score is its own is not known. Look at Submissions there."))
+        return ""
+    row = _wait_for_score(what, competition, ref[1] if ref else "", earlier or set())
     if row["status"].rpartition(".")[2].lower() == "error":
         raise KaggleError("Kaggle could not score the submission. The competition's page, Submissions, says why.")
     return row.get("publicScore", "")

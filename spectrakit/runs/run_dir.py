@@ -455,7 +455,7 @@ def named_run(given: Any) -> Path:
     search, a cross-validation, a run within one. RequestError where there is none, with the names that are near."""
     path = _path_of(given)
     if path.is_dir():
-        return path
+        return path if path.name not in ("", "..") else path.resolve()  # `.` has no name
     if not path.is_absolute() and ".." not in path.parts:
         with contextlib.suppress(RequestError):  # a platform that cannot be made out keeps none
             if (kept := runs_folder() / path).is_dir():

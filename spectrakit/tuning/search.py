@@ -22,7 +22,7 @@ from ..api.actions import check_on_error, check_test_prediction, fit, raises_fai
 from ..api.actions import predict as predict_with
 from ..api.places import ManyRuns, plan_places
 from ..api.run import Run
-from ..api.trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_on_with
+from ..api.trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_on_with, staying
 from ..cell.live import can_display
 from ..checks.run_forecast import span
 from ..config.aliases import ALIASES
@@ -406,7 +406,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
         with claiming(Path(config.run.dir)):  # of two that look for one both find the same
             path, dimensions = _open(task, config, resume, trust)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
-    with interrupt_says(f"stopped: {goes_on}"), at_work(path):
+    with staying(path), interrupt_says(f"stopped: {goes_on}"), at_work(path):
         with interrupt_says(f"stopped before the first trial: {goes_on}"):
             s = _start(task, request, path, dimensions, print if show else lambda text: None)
             s.trust = trust

@@ -130,6 +130,30 @@ def test_the_score_of_an_earlier_submission_with_the_same_message_is_not_reporte
     assert submit_kernel(kernel, Submission("first", version=3, poll_s=0)) == "0.812"
 
 
+def test_no_score_is_told_where_an_earlier_one_could_be_taken_for_it(kaggle, tmp_path, capsys):
+    "The table could not be read before, and an older submission has the same message."
+    head = "ref,fileName,date,description,status,publicScore,privateScore"
+    new = "77,submission.csv,2026-11-24,first,SubmissionStatus.COMPLETE,0.812,"
+    done = "Successfully submitted to soil-2026"
+    kaggle.answers(competitions_submit=[done], competitions_submissions=["403 fails"] * 9 + [f"{head}\n{new}\n{OLD}"])
+    kernel = tmp_path / "k"
+    kernel.mkdir()
+    (kernel / "kernel-metadata.json").write_text(json.dumps({"id": "ada/k", "competition_sources": ["soil-2026"]}))
+    assert submit_kernel(kernel, Submission("first", version=3, poll_s=0)) == ""
+    assert "which score is its own is not known" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("message", [" first ", "first\n", "a\nlong one " + "x" * 600])
+def test_a_message_is_known_as_kaggle_keeps_it(kaggle, tmp_path, message):
+    head = "fileName,date,description,status,publicScore,privateScore"
+    new = f"submission.csv,2026-11-24,{' '.join(message.split())[:500]},SubmissionStatus.COMPLETE,0.812,"
+    kaggle.answers(competitions_submit=["Successfully submitted"], competitions_submissions=[head, f"{head}\n{new}"])
+    kernel = tmp_path / "k"
+    kernel.mkdir()
+    (kernel / "kernel-metadata.json").write_text(json.dumps({"id": "ada/k", "competition_sources": ["soil-2026"]}))
+    assert submit_kernel(kernel, Submission(message, version=3, poll_s=0)) == "0.812"
+
+
 def test_three_commands_from_nothing_to_a_score(tmp_path, kaggle):
     data = tables(tmp_path / "files")
     made = run_cli(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import spectrakit as sk
 from helpers import mount, mounted, run_cli, task
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import open_run
@@ -171,3 +172,33 @@ def test_a_run_that_is_moved_before_it_trains_does_not_blame_the_task(here):
         run = fit(MovedEarly("check", "rename"), compose(*WORDS), show=False, on_error="raise")
         run.raise_for_status()
     assert "MovedEarly" not in str(caught.value)
+
+
+class Unsettling(Submitting):
+    "A task whose second training step takes away the folder of its group of runs."
+
+    how = "move"
+    steps = 0
+
+    def loss(self, model, batch):
+        self.steps += model.training
+        group = next(Path("runs").glob("*-cv-*"), None) or next(Path("runs").glob("*-search-*"), None)
+        if self.steps > 1 and group is not None:
+            group.rename("moved") if self.how == "move" else shutil.rmtree(group)
+        return super().loss(model, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["move", "delete"])
+@pytest.mark.parametrize("begin", [sk.cross_validate, sk.search])
+def test_many_runs_whose_folder_is_moved_or_deleted_end_with_a_sentence(here, begin, how):
+    words = [*WORDS, "launch.mode=inline"]
+    words += ["folds.count=2"] if begin is sk.cross_validate else ["optimizer.lr=choice(0.1,0.2)"]
+    task = Unsettling()
+    task.how = how
+    with pytest.raises(RequestError) as caught:
+        begin(task, *words, show=False)
+    said = "was moved to" if how == "move" else "was deleted or moved away"
+    assert said in str(caught.value) and "while runs in it trained" in str(caught.value)
+    if how == "move":
+        assert repr(str(here / "moved")) in str(caught.value)
