@@ -74,7 +74,7 @@ class Scene:
 
         return types(tensors), types(weights)
 
-
+# %% ../../nbs/39_checks/02_diagnosis.ipynb #8d7bac87
 @dataclass(frozen=True)
 class Explanation:
     "What failed in one sentence, and how to mend it in another."
