@@ -1,6 +1,5 @@
 """What DiLoCo costs in loss, and saves on the link: `python bench/diloco.py [--rows ROW …] [--steps 1500] [--json
-FILE]`, over a slow link `python bench/diloco.py --link MBIT [--steps 400]`, or with workers that are killed
-`python bench/diloco.py --kills 4 [--steps 200]`.
+FILE]`, or over a slow link `python bench/diloco.py --link MBIT [--steps 400]`.
 
 A small character transformer learns the text that ships with Python: `pydoc_data.topics` and the modules of the
 standard library. One worker prepares it for 600 steps, as the paper does. Then four workers go on, by DDP, by DiLoCo in
@@ -9,13 +8,11 @@ many processes, and bytes are counted as each worker would send them. Every lear
 table.
 
 With `--link` the kit itself trains, by DDP and by DiLoCo, two workers in two network namespaces whose link carries so
-many megabits a second; it needs root, `ip` and `tc`. With `--kills` three workers of the kit train, of which one after
-the other is killed at random; goodput is the share of all steps that count in the model at the end. `--plot FILE.svg`
-draws what `--json` holds. bench/README.md says how to read the tables.
+many megabits a second; it needs root, `ip` and `tc`. `--plot FILE.svg` draws what `--json`
+holds. bench/README.md says how to read the tables.
 """
 
 import argparse
-import contextlib
 import copy
 import hashlib
 import json
@@ -23,7 +20,6 @@ import math
 import multiprocessing
 import os
 import pydoc_data.topics
-import random
 import re
 import subprocess
 import sys
@@ -35,7 +31,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-import psutil
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -551,84 +546,6 @@ def plot(rows: list[dict], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
 
 
-WORDS = ("trainer.accelerator=cpu", "local/accumulate_grad_batches=debug", "data.micro_batch_size=32")
-WORDS = (*WORDS, "optimizer.lr=4e-3", "launch.threads=1", "launch.max_restarts=99", "trainer.log_every_n_steps=1")
-WORDS = (*WORDS, "trainer.strategy.name=diloco", "diloco.max_steps=25", "checkpoint.every_n_steps=25")
-WORDS = (*WORDS, "trainer.check_val_every_n_epoch=99", "checkpoint.keep_last=2")
-
-
-def start_workers(folder: Path, quorum: bool, steps: int) -> list[subprocess.Popen]:
-    "Three workers: runs of their own that meet in a folder, or processes of one run."
-    started = []
-    for member in range(3 if quorum else 1):
-        place = folder / str(member)
-        place.mkdir()
-        own = [f"trainer.devices={1 if quorum else 3}", f"trainer.max_steps={steps}"]
-        if quorum:
-            own += ["diloco.workers=3", "diloco.quorum=2", "diloco.grace_s=5"]
-            own += [f"diloco.member={member}", f"diloco.meeting={folder / 'meeting'}"]
-        command = [sys.executable, "-m", "spectrakit", "train", f"{__file__}:Letters", *WORDS, *own]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        started.append(subprocess.Popen(command, cwd=place, **quiet))
-    return started
-
-
-def made_steps(folder: Path) -> int:
-    "The steps that all workers have made so far, those that were lost among them."
-    logs = [read_events(file) for file in folder.glob("*/runs/*/events.jsonl")]
-    ranks = 3 if len(list(folder.glob("[0-9]"))) == 1 else 1
-    return ranks * sum(event["type"] == "step" for events in logs for event in events)
-
-
-def kill_one(started: list[subprocess.Popen], draw: random.Random) -> None:
-    "Kill a process that trains: one of those without children that have worked longest."
-    leaves = []
-    for process in started:
-        with contextlib.suppress(psutil.Error):
-            family = psutil.Process(process.pid).children(recursive=True)
-            leaves += [child for child in family if not child.children() and sum(child.cpu_times()[:2]) > 2.0]
-    if leaves:
-        with contextlib.suppress(psutil.Error):
-            draw.choice(sorted(leaves, key=lambda child: child.pid)).kill()
-
-
-def goodput_under(kills: int, quorum: bool, steps: int) -> dict:
-    "Goodput of three workers, of which one is killed each time that so many steps more have been made."
-    draw, began = random.Random(SEED), time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder, done = Path(name), 0
-        started = start_workers(folder, quorum, steps)
-        at = sorted(draw.uniform(0.1, 0.9) * 3 * steps for _ in range(kills))
-        while any(process.poll() is None for process in started):
-            if done < kills and made_steps(folder) >= at[done]:
-                kill_one(started, draw)
-                done += 1
-            time.sleep(0.5)
-        if any(process.returncode for process in started):
-            raise SystemExit(f"a worker failed: {[process.returncode for process in started]}")
-        rounds = {}
-        for file in folder.glob("*/runs/*/events.jsonl"):
-            for event in read_events(file):
-                if event["type"] == "round":
-                    counted = event["members"] if quorum else dict.fromkeys("012", event["steps"])
-                    rounds[event["step"]] = sum(counted.values())
-        made = made_steps(folder)
-    useful = sum(rounds.values())
-    seconds = time.monotonic() - began
-    return {"kills": done, "useful": useful, "made": made, "goodput": useful / made, "seconds": seconds}
-
-
-def compare_goodput(kills: int, steps: int) -> None:
-    "Print the table of goodput."
-    print(
-        "| three workers | kills | steps made | that count | goodput | seconds |\n|---|---|---|---|---|---|", flush=True
-    )
-    for quorum, name in ((True, "quorum of two"), (False, "all restart from the checkpoint")):
-        f = goodput_under(kills, quorum, steps)
-        numbers = f"{f['kills']} | {f['made']} | {f['useful']} | {f['goodput']:.1%} | {f['seconds']:.0f}"
-        print(f"| {name} | {numbers} |", flush=True)
-
-
 def table(names: list[str] | None, steps: int, file: Path | None, jobs: int, pieces: Path | None = None) -> None:
     """Train the rows with these `names` (None: all), so many at a time, print the table as it grows, and keep its
     figures in `file`; rows that take long are put aside in the folder `pieces`, and go on there the next time.
@@ -664,14 +581,10 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="over the link (default: all)"
     )
-    parser.add_argument("--kills", type=int, default=None, help="how many workers are killed, to measure goodput")
     parser.add_argument("--plot", type=Path, default=None, help="file for a picture of what --json holds")
     asked = parser.parse_args()
     if asked.plot is not None and asked.json is not None:
         plot(json.loads(asked.json.read_text())["rows"], asked.plot)
-        return
-    if asked.kills is not None:
-        compare_goodput(asked.kills, asked.steps)
         return
     if asked.link is not None:
         print("| way | s for all steps | loss | MB a worker | s waited in rounds |\n|---|---|---|---|---|", flush=True)

@@ -107,10 +107,6 @@ def _warms_up(config: Config) -> bool:
     return bool(s.warmup_steps or s.warmup_epochs or s.warmup_ratio)
 
 
-def _meets(config: Config) -> bool:
-    return is_diloco(config) and config.diloco.quorum is not None
-
-
 def _by_rounds(config: Config) -> bool:
     return is_diloco(config) and config.diloco.loops is not None
 
@@ -136,7 +132,7 @@ _KEPT = tuple(
 
 # %% ../../nbs/10_config/05_resolve.ipynb #5d110c01
 _OF_DILOCO = (
-    (("distributed.timeout_s",), lambda c, world: world == 1 and not _meets(c), "one process trains"),
+    (("distributed.timeout_s",), lambda c, world: world == 1, "one process trains"),
     (
         ("trainer.max_steps", "trainer.max_epochs"),
         lambda c, world: _by_rounds(c),
@@ -147,10 +143,9 @@ _OF_DILOCO = (
         lambda c, world: is_diloco(c) and c.diloco.fragments == 1,
         "only diloco.fragments above 1 have it",
     ),
-    (("diloco.grace_s",), lambda c, world: is_diloco(c) and not _meets(c), "only diloco.quorum has it"),
     (
         ("diloco.compression",),
-        lambda c, world: is_diloco(c) and not _meets(c) and world == c.diloco.shards,
+        lambda c, world: is_diloco(c) and world == c.diloco.shards,
         "one worker sends nothing",
     ),
     (

@@ -608,17 +608,6 @@ class DilocoConfig:
         minimum=0,
         maximum=1,
     )
-    quorum: int | None = setting(
-        None,
-        "workers that have to come to a round's end before it goes on without the others; each is a run of its own, "
-        "and may die and come back; null: all workers are processes of one run",
-        minimum=1,
-    )
-    member: int | None = setting(None, "which worker this run is, from 0; with diloco.quorum", minimum=0)
-    meeting: str | None = setting(
-        None, "the folder in which workers meet that are runs of their own; with diloco.quorum"
-    )
-    grace_s: float = setting(60.0, "seconds that a quorum waits for the other workers at a round's end", minimum=0)
     outer_opt: str = setting("SGD", "the outer optimizer, a class of torch.optim")
     outer_lr: float = setting(0.7, "the outer learning rate; 0.7 suits SGD", above=0)
     outer_momentum: float = setting(

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCHEDULES', 'flat', 'spread', 'moves_each_alone', 'outer_optimizer', 'outer_lr_factor', 'OuterLoop',
-           'pseudo_gradient', 'commit', 'stay', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_quorum',
-           'check_turns', 'check_diloco', 'buffer_steps', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state',
+           'pseudo_gradient', 'commit', 'stay', 'clip_norm', 'move', 'end_round', 'count_workers', 'check_turns',
+           'check_diloco', 'buffer_steps', 'merge_buffers', 'own_parts', 'load_own_parts', 'outer_state',
            'is_of_another_optimizer', 'load_outer_state', 'load_own_optimizer']
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #84976507
@@ -207,14 +207,10 @@ class OuterLoop:
         "Views of a vector such as θ, one for each parameter."
         return list(vector.split([_numbers(q).numel() for q in self.params]))
 
-    def numbers_of(self, which: list[bool]) -> int:
-        "How many numbers some of the parameters have."
-        return sum(len(piece) for piece, wanted in zip(self.pieces(self.theta), which, strict=True) if wanted)
-
     @property
     def numbers(self) -> int:
         "How many numbers travel."
-        return self.numbers_of(self.moving)
+        return sum(len(piece) for piece, moves in zip(self.pieces(self.theta), self.moving, strict=True) if moves)
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #7397db49
 def pseudo_gradient(outer: OuterLoop) -> Any:
@@ -338,8 +334,6 @@ def _too_few(config: Config, world_size: int, needed: int) -> tuple[str, str]:
 def count_workers(config: Config, world_size: int) -> int:
     "How many workers this run has, 1 or more. RequestError where the processes are others."
     asked, shards = config.diloco.workers, config.diloco.shards
-    if config.diloco.quorum is not None:
-        return 1  # the others are runs of their own
     if world_size % shards:
         have, mend = _too_few(config, world_size, shards * config.distributed.num_nodes)
         raise RequestError(
@@ -353,45 +347,6 @@ def count_workers(config: Config, world_size: int) -> int:
     raise RequestError(
         f"diloco.workers={asked} needs {needed}, and this run has {have}. {mend}, or leave diloco.workers at auto."
     )
-
-# %% ../../nbs/21_distributed/06_outer_loop.ipynb #e243e02f
-_APART = {  # what workers cannot have that are runs of their own, and why
-    "warmup_steps": "in a warm-up gradients travel after every step, and a worker that comes in later would lack those "
-    "it has missed. Leave it at 0, and begin from weights that one worker has learned.",
-    "overlap_steps": "who takes part in an exchange is settled while the workers wait for it. Leave it at 0.",
-}
-
-
-def check_quorum(config: Config, world_size: int) -> None:
-    "RequestError where `diloco.quorum` is asked for without what it needs, or with what it cannot have."
-    d = config.diloco
-    example = "diloco.workers=3 diloco.member=0 diloco.meeting=/shared/folder"
-    if d.quorum is None:
-        alone = next((name for name in ("member", "meeting") if getattr(d, name) is not None), None)
-        if alone is not None:
-            raise RequestError(
-                f"diloco.{alone}={getattr(d, alone)} needs diloco.quorum, without which this run would meet nobody. "
-                f"Use diloco.quorum=2 {example}, or leave diloco.{alone} out."
-            )
-        return
-    if not isinstance(d.workers, int) or d.member is None or d.meeting is None:
-        raise RequestError(
-            f"diloco.quorum={d.quorum} needs three more settings: how many workers there are, which one this run is, "
-            f"and a folder in which they meet, such as {example}."
-        )
-    if not 0 <= d.member < d.workers or d.quorum > d.workers:
-        raise RequestError(
-            f"diloco.quorum={d.quorum}, diloco.workers={d.workers} and diloco.member={d.member} do not fit: the quorum "
-            f"is at most the number of workers, and each of them has a number from 0 to {d.workers - 1}."
-        )
-    if world_size > 1:
-        raise RequestError(
-            f"diloco.quorum={d.quorum} is not possible with {world_size} processes: each worker is a run of its own, "
-            "which may end alone. Use trainer.devices=1 and start one run for each worker."
-        )
-    for name, why in _APART.items():
-        if getattr(d, name):
-            raise RequestError(f"diloco.{name}={getattr(d, name)} is not possible with diloco.quorum: {why}")
 
 # %% ../../nbs/21_distributed/06_outer_loop.ipynb #0e1878be
 def check_turns(config: Config) -> None:
@@ -417,7 +372,6 @@ def check_diloco(config: Config, world_size: int) -> None:
     if not is_diloco(config):
         return
     d = config.diloco
-    check_quorum(config, world_size)
     count_workers(config, world_size)
     outer = outer_optimizer(torch.zeros(1), d.outer_opt, d.outer_lr, d.outer_momentum, d.outer_opt_kwargs)
     parted = next((f"diloco.{name}" for name in ("shards", "fragments") if getattr(d, name) > 1), None)

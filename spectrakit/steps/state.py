@@ -82,13 +82,10 @@ class Progress:
     unnoticed: list = field(default_factory=list)  # whether fp16 left out the last updates, of which they do not yet
     fits: dict = field(default_factory=dict)  # by device the micro batch that fitted, where a larger one had not
     rounds: int = 0  # of diloco that have ended
-    exchanges: int = 0  # with diloco.quorum: those that have ended, of which a round has one for each fragment
     round_began: int = 0  # the step at which the one that is under way began
     eval_held: bool = False  # whether an evaluation that was due waits for its end
     sent_bytes: int = 0  # by each worker, in the exchanges of all rounds
     waited_s: float = 0.0  # by rank 0, for these
-    useful_steps: int = 0  # of this worker, with diloco.quorum: those that count in θ
-    lost_steps: int = 0  # those that came too late to count
     left_out: int = 0  # updates of this worker of diloco that training.nan_policy=skip has left out
     averaged_step: int = 0  # the step at whose end diloco moved the moving averages last
 
@@ -390,7 +387,6 @@ class Workers:
     waited_s: float = 0.0  # for the exchange that is under way
     pool: Any = None  # the thread in which fragments travel while steps go on
     flight: Flight | None = None
-    quorum: Any = None  # the other workers, where each is a run of its own
 
     @property
     def streams(self) -> bool:

@@ -55,7 +55,6 @@ from spectrakit.distributed.heartbeat import (
     set_deadline,
 )
 from ..runs.events import EventLog, log_file
-from ..steps.apart import ends_sooner, join_others
 from ..steps.cuda_graphs import between_replays
 from ..steps.evaluation import averages, evaluation_due, on_host, run_evaluation
 from ..steps.pictures import draw_pictures
@@ -297,7 +296,7 @@ def poll_requests(s: TrainState, now: float) -> None:
             flags |= TIME
         if save_due_by_clock(s, now):
             flags |= SAVE
-        if ends_sooner(s) or (s.context.together and log_due_by_clock(s, now)):
+        if s.context.together and log_due_by_clock(s, now):
             flags |= LOG
     if not s.context.together:
         s.requests.pending |= flags  # for the next log point, where the ranks agree
@@ -772,7 +771,6 @@ def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
     "Before the first step: the newest checkpoint where the run is to `resume`, what was decided, the trackers."
     s.outer = make_workers(s)
     notes = ([restart_reason] if restart_reason else []) + (restore_state(s) if resume else [])
-    notes += join_others(s)
     begin_with_what_fits(s)
     write_start(s, resume or bool(restart_reason), notes)
     s.record.trackers = start_trackers(

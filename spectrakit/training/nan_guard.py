@@ -13,7 +13,6 @@ from typing import Any
 
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agreement
-from ..steps.apart import common_state, take_over
 from ..steps.schedule import start_interval
 from ..steps.state import TrainState, count_overflows, learns_alone, log_once, notice_overflow, writer_of
 from ..system.errors import RequestError
@@ -230,18 +229,10 @@ def _begin_again(s: TrainState) -> None:
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #5d110c31
 def _restored(s: TrainState) -> list[str]:
-    "Bring the run back to its newest checkpoint; workers that are runs of their own stay in the round of the others."
-    outer = s.outer
-    if outer is None:
-        return restore_state(s)
-    if outer.flight is not None:
-        outer.flight.mean()  # nothing that still travels may write into what the next exchange sends
-    common = common_state(s) if outer.quorum is not None else b""
-    notes = restore_state(s)
-    if outer.quorum is not None and outer.quorum.round != s.progress.exchanges:
-        take_over(s, common)
-        notes.append(f"diloco: it goes on in round {outer.quorum.round}, from what all workers have in common there")
-    return notes
+    "Bring the run back to its newest checkpoint."
+    if s.outer is not None and s.outer.flight is not None:
+        s.outer.flight.mean()  # nothing that still travels may write into what the next exchange sends
+    return restore_state(s)
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #99228113
 def slow_down(groups: list[dict], scheduler: Any, change: float) -> None:

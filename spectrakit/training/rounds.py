@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['fragment_bytes', 'round_bytes', 'make_workers', 'next_exchange', 'exchange_when_due', 'weight_in_mean',
-           'move_averages', 'stream_when_due', 'goodput']
+           'move_averages', 'stream_when_due']
 
 # %% ../../nbs/41_training/06_rounds.ipynb #e4e0a289
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -25,28 +24,12 @@ from spectrakit.distributed.outer_loop import (
     count_workers,
     end_round,
     flat,
-    load_own_parts,
     merge_buffers,
     move,
     outer_lr_factor,
     outer_optimizer,
     pseudo_gradient,
     stay,
-)
-from ..meeting.quorum import LeftBehind, Share, tidy
-from spectrakit.steps.apart import (
-    EndsWaiting,
-    ends_sooner,
-    go_on_at,
-    leave,
-    make_quorum,
-    meet,
-    rejoin,
-    sends_buffers,
-    share_size,
-    turn_at,
-    turn_began,
-    weighted_mean,
 )
 from ..steps.evaluation import evaluation_asked
 from spectrakit.steps.state import (
@@ -64,8 +47,6 @@ from .nan_guard import apply_nan_policy, keep_buffers
 def fragment_bytes(workers: Workers, number: int) -> int:
     "Bytes that a worker sends in the exchange of a fragment."
     numbers = workers.loops[number].numbers
-    if workers.quorum is not None:
-        return share_size(workers, number)
     if workers.compressions:
         return bytes_sent(workers.compressions[number].form, numbers, workers.count)
     return ring_bytes(4 * numbers, workers.count)
@@ -79,7 +60,7 @@ def round_bytes(workers: Workers) -> int:
 def _describe_rounds(s: TrainState, workers: Workers) -> str:
     "What the workers will do, in a line."
     d = s.config.diloco
-    steps, together = max(0, s.schedule.total_steps - d.warmup_steps), workers.count > 1 or workers.quorum is not None
+    steps, together = max(0, s.schedule.total_steps - d.warmup_steps), workers.count > 1
     if not steps:
         return f"diloco: no round, because diloco.warmup_steps={d.warmup_steps} leaves no step: all are by ddp"
     rounds = math.ceil(steps / d.max_steps)
@@ -87,8 +68,7 @@ def _describe_rounds(s: TrainState, workers: Workers) -> str:
     most = max(fragment_bytes(workers, k) for k in range(len(workers.loops))) / 1e6
     parts = f", in {len(workers.loops)} fragments, at most {most:.3g} MB at once" if workers.streams else ""
     few = "; fewer than 40 rounds are seldom as good as ddp" if together and rounds < 40 else ""
-    who = f"worker {d.member} of {d.workers}" if workers.quorum is not None else f"{workers.count} workers"
-    each = f"{who}, each of which sends {sent:.3g} MB a round{parts}" if together else "1 worker"
+    each = f"{workers.count} workers, each of which sends {sent:.3g} MB a round{parts}" if together else "1 worker"
     length = min(d.max_steps, steps)
     words = f"{rounds} round{'s' * (rounds != 1)} of {length} step{'s' * (length != 1)}"
     return f"diloco: {each}; {words}{few}"
@@ -128,8 +108,6 @@ def make_workers(s: TrainState) -> Workers | None:
         workers.compressions = [Compression(FORMS[d.compression]) for _ in workers.loops]
     workers.since = [(0, 0)] * len(workers.loops)
     workers.begin_round()
-    if d.quorum is not None:
-        workers.quorum = make_quorum(s, workers)
     s.context.reasons["strategy"] = _describe_rounds(s, workers)
     if workers.count > 1:
         on_host = s.context.backend != "nccl"
@@ -146,8 +124,6 @@ def make_workers(s: TrainState) -> Workers | None:
 def next_exchange(s: TrainState) -> int:
     "The step after which workers exchange, or after which they begin to train alone."
     d, step = s.config.diloco, s.progress.step
-    if s.outer is not None and s.outer.quorum is not None:
-        return turn_at(s, s.outer.quorum.round)[0]
     if s.outer is not None and s.outer.streams and not s.warms_up:
         sent = d.warmup_steps + next_sent(step - d.warmup_steps, d.max_steps, len(s.outer.loops))
         return sent if s.outer.flight is None else min(sent, max(step + 1, s.outer.flight.due))
@@ -158,9 +134,7 @@ def _outer_lr(s: TrainState) -> float:
     "The outer rate of the round that is under way."
     d = s.config.diloco
     began = max(s.progress.round_began, d.warmup_steps) - d.warmup_steps
-    if s.outer is not None and s.outer.quorum is not None:
-        began = s.outer.quorum.round // len(s.outer.loops) * d.max_steps
-    elif s.outer is not None and s.outer.streams:
+    if s.outer is not None and s.outer.streams:
         began = (s.progress.step - d.warmup_steps - 1) // d.max_steps * d.max_steps
     schedule = None if d.outer_lr_schedule == "none" else d.outer_lr_schedule
     return d.outer_lr * outer_lr_factor(schedule, began / max(1, s.schedule.total_steps - d.warmup_steps))
@@ -179,13 +153,11 @@ def exchange_when_due(s: TrainState) -> tuple[str, str] | None:
         begin_counting(s)
         p.round_began = p.step
         return None
-    if s.outer.streams and s.outer.quorum is None:
+    if s.outer.streams:
         return stream_when_due(s, s.outer)
-    p.eval_held = p.eval_held or (evaluation_asked(s) and not s.outer.streams)
+    p.eval_held = p.eval_held or evaluation_asked(s)
     early = p.step < min(next_exchange(s), s.schedule.total_steps)
-    if not s.mid_round or (early and not ends_sooner(s)):
-        return None
-    return _end_round(s, s.outer) if s.outer.quorum is None else _end_round_apart(s, s.outer)
+    return None if early or not s.mid_round else _end_round(s, s.outer)
 
 # %% ../../nbs/41_training/06_rounds.ipynb #5a4769d6
 def _mean(workers: Workers, vector: Any) -> Any:
@@ -381,90 +353,4 @@ def stream_when_due(s: TrainState, workers: Workers) -> tuple[str, str] | None:
         p.round_began = p.step
     if p.rounds > rounds:
         move_averages(s)
-    return None
-
-# %% ../../nbs/41_training/06_rounds.ipynb #4e1205c7
-def goodput(useful: int, lost: int) -> float:
-    "The share of a worker's steps that count in what all have in common; 1 before there is any."
-    return useful / (useful + lost) if useful + lost else 1.0
-
-
-def _fall_in(s: TrainState, steps: int) -> tuple[str, str] | None:
-    "The others are further: go on where they are; what this worker has done in the meantime is lost."
-    try:
-        notes = rejoin(s)
-    except EndsWaiting as error:
-        return error.args[0], error.args[1]
-    s.progress.lost_steps += steps
-    s.record.log.write("message", text="; ".join([*notes, f"{steps} of its steps came too late"]))
-    return None
-
-# %% ../../nbs/41_training/06_rounds.ipynb #9c3a1e88
-def _move_apart(s: TrainState, workers: Workers, turn: list[int], shares: list[Share]) -> tuple[float, list[Share]]:
-    """Move the θ of a `turn` of fragments, and buffers, by the shares of a round: the norm of their mean, and the
-    shares that count.
-
-    FloatingPointError where none does; with nan_policy=skip θ then stays as it was.
-    """
-    d, lr, loops = s.config.diloco, _outer_lr(s), [workers.loops[number] for number in turn]
-    mixing = d.mixing if len(turn) < len(workers.loops) else 0.0  # at the end all have one model
-    try:
-        means, moved, counted = weighted_mean(workers, shares, turn)
-    except FloatingPointError:
-        if s.config.training.nan_policy != "skip":
-            raise
-        for loop in loops:
-            stay(loop)
-        if sends_buffers(workers, turn):
-            load_own_parts(workers.buffers, workers.before)
-        return 0.0, []
-    norms = [move(*pair, lr, d.outer_grad_clip, mixing=mixing) for pair in zip(loops, means, strict=True)]
-    if sends_buffers(workers, turn):
-        merge_buffers(workers.buffers, workers.before, lambda own: moved.double(), lambda counts: counts)
-    return math.hypot(*norms), counted
-
-# %% ../../nbs/41_training/06_rounds.ipynb #256ff22b
-def _go_on_together(s: TrainState, workers: Workers, turn: list[int], counted: dict[int, int]) -> None:
-    "A `turn` of fragments has moved by the shares that `counted`: go on to the next exchange, where the others are."
-    quorum = workers.quorum
-    if quorum.member in counted:
-        for number in turn if workers.compressions else ():
-            workers.compressions[number].keep()
-    quorum.next_round()
-    with contextlib.suppress(OSError):  # what lies about harms nobody
-        tidy(quorum)
-    go_on_at(s, quorum.round, turn)
-
-# %% ../../nbs/41_training/06_rounds.ipynb #256ff22c
-def _end_round_apart(s: TrainState, workers: Workers) -> tuple[str, str] | None:
-    "Meet the other runs, move θ, and go on to the next exchange; (status, reason) where the run ends here."
-    p, quorum = s.progress, workers.quorum
-    turn, lr, rounds = turn_at(s, quorum.round)[1], _outer_lr(s), p.rounds
-    steps = p.step - turn_began(s, quorum.round)
-    made = min(steps, *(updates_made(s, number) for number in turn))
-    s.context.heartbeat.beat("exchanging")
-    try:
-        shares, sent = _waited(workers, meet, s, workers, turn)
-        norm, shares = _move_apart(s, workers, turn, shares)
-    except EndsWaiting as error:
-        return error.args[0], error.args[1]
-    except LeftBehind:
-        return _fall_in(s, steps)
-    except FloatingPointError:
-        return apply_nan_policy(s, math.nan, s.nan.bad_input)
-    if sends_buffers(workers, turn):
-        workers.note_buffers()
-        keep_buffers(s)
-    _go_on_together(s, workers, turn, counted := {share.member: share.steps for share in shares})
-    useful = made if quorum.member in counted else 0
-    p.useful_steps, p.lost_steps = p.useful_steps + useful, p.lost_steps + steps - useful
-    if p.rounds > rounds or p.step >= s.schedule.total_steps:
-        move_averages(s)
-    values = {"steps": steps, "norm": norm, "outer_lr": lr, "members": counted, "of": quorum.workers}
-    values |= {"fragment": turn[0]} if workers.streams and len(turn) == 1 else {}
-    values["goodput"] = goodput(p.useful_steps, p.lost_steps)
-    _write_round(s, workers, sent, values)
-    s.context.heartbeat.beat("training")
-    if p.step >= s.schedule.total_steps:
-        leave(s)
     return None

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['read_datasets', 'check_training', 'resolve_monitor', 'choose_compile', 'try_compile', 'data_fingerprints',
-           'make_learner', 'fit_scalers', 'own_order', 'check_alike', 'Watch', 'metric_names', 'reported',
-           'check_datasets', 'into_train_mode', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions',
-           'write_start']
+           'make_learner', 'fit_scalers', 'check_alike', 'Watch', 'metric_names', 'reported', 'check_datasets',
+           'into_train_mode', 'reading_before', 'keep_reading', 'prepare', 'device_gib', 'decisions', 'write_start']
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fcf4
 import contextlib
@@ -330,12 +329,6 @@ def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
     context.reasons["scalers"] = f"{len(scalers)} of the model have mean and deviation of {count} training samples"
     restore_random_state(generators)
 
-# %% ../../nbs/41_training/00_setup.ipynb #2c78ae1e
-def own_order(config: Config) -> Config:
-    "`config` with the seed for the order of samples: with `diloco.quorum` each member has its own."
-    member = config.diloco.member if config.diloco.quorum is not None else None
-    return replace(config, seed=mix_seed(config.seed, 2, member) & 0x7FFFFFFF) if member else config
-
 # %% ../../nbs/41_training/00_setup.ipynb #4a3c5802
 _ALIKE = ("seed", "data", "optimizer", "scheduler", "training", "trainer", "early_stopping", "diloco", "limits")
 # of a machine
@@ -571,7 +564,7 @@ def prepare(
     train, valid, plan, (_, why) = read.train, read.valid, read.plan, scaled_lr(config, read.plan)
     config, plan = with_scaled_lr(config, plan), replace(plan, reason="; ".join(filter(None, (plan.reason, why))))
     placement, most = Placement(context.device, context.rank, context.world_size), config.limits.max_val_batches
-    batches = train_batches(train, plan, own_order(config), placement, collate_of(task, "train"), read.sampled)
+    batches = train_batches(train, plan, config, placement, collate_of(task, "train"), read.sampled)
     checks = None if valid is None else eval_batches(valid, config, placement, collate_of(task, "valid"), most)
     loaded = {name: r for name, r in (("train", batches), ("valid", checks)) if isinstance(r, LoadedBatches)}
     keep_reading(loaded, context, log, execution.run_dir)
@@ -619,7 +612,7 @@ def prepare(
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(task, model)
     check_plateau(learner, monitor, direction.mode)
-    seed_everything(mix_seed(own_order(config).seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
+    seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     state = TrainState(
         task,
         config,

@@ -310,9 +310,6 @@ def _apply_forecast(s: RunState, e: dict) -> None:
 def _apply_round(s: RunState, e: dict) -> None:
     sent, waited_s = float(e["bytes_so_far"]), float(e["waited_so_far_s"])
     s.exchanged = f"round {_whole(e['round'])}: {format_bytes(sent)} sent, {format_duration(waited_s)} waited"
-    if isinstance(e.get("members"), dict) and _is_time(e.get("goodput")):
-        present = f"{len(e['members'])} of {_whole(e.get('of'))} workers"
-        s.exchanged += f", {present}, goodput {min(1.0, e['goodput']):.0%}"
 
 
 _WHERE = {"gpu_bytes": "on the GPU", "host_bytes": "of memory", "disk_bytes": "on disk"}

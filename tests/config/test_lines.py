@@ -246,7 +246,6 @@ def test_what_has_no_effect_is_named():
 
 
 DILOCO = "trainer.strategy.name=diloco"
-MEETS = f"{DILOCO} diloco.quorum=1 diloco.workers=2 diloco.member=0 diloco.meeting=there"
 
 
 @pytest.mark.parametrize(
@@ -261,14 +260,12 @@ MEETS = f"{DILOCO} diloco.quorum=1 diloco.workers=2 diloco.member=0 diloco.meeti
         ("distributed.node_rank=1", 2, "distributed.node_rank=1: no effect here, because one machine trains"),
         ("distributed.node_rank=1 distributed.num_nodes=2", 2, None),
         ("distributed.timeout_s=9", 1, "distributed.timeout_s=9: no effect here, because one process trains"),
-        (f"{MEETS} distributed.timeout_s=9 diloco.grace_s=9 diloco.compression=int8", 1, None),
         (f"{DILOCO} diloco.compression=int8", 2, None),
         (
             f"{DILOCO} diloco.compression=int8",
             1,
             "diloco.compression=int8: no effect here, because one worker sends nothing",
         ),
-        (f"{DILOCO} diloco.grace_s=9", 2, "diloco.grace_s=9.0: no effect here, because only diloco.quorum has it"),
         (
             f"{DILOCO} diloco.overlap_steps=2 diloco.mixing=0.5",
             2,

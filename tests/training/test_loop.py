@@ -12,7 +12,6 @@ from torch.utils.data import Dataset, get_worker_info
 
 from exact_tasks import CountedScaler, Exact, scaled
 from in_process import PLAIN, vector
-from rank_tasks import ThawingOwn
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
@@ -216,18 +215,6 @@ def test_the_moving_average_is_the_one_written_by_hand_and_is_what_is_evaluated(
     model.load_state_dict(average)
     expected = task.errors(model, slice(None)).mean().item()
     assert last_event(run.events, "eval")["metrics"]["val_loss"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_worker_that_comes_in_later_takes_over_averages_also_of_what_has_thawed(train, tmp_path):
-    words = ("trainer.strategy.name=diloco", "diloco.quorum=1", "diloco.workers=2", "diloco.grace_s=0")
-    words = (*words, f"diloco.meeting={tmp_path / 'there'}", "diloco.max_steps=5", "training.ema_decay=0.9")
-    words = (*words, "data.batch_size=8", "trainer.max_steps=20")
-    first = train(ThawingOwn(), *words, "diloco.member=0", name="first")
-    (tmp_path / "there" / "done" / "0").unlink()  # as if it were still under way
-    late = train(ThawingOwn(), *words, "diloco.member=1", name="late")
-    assert first.status == late.status == "completed", late.reason
-    assert torch.equal(first.weights(), late.weights()) and torch.equal(first.weights(ema=True), late.weights(ema=True))
-    assert not torch.equal(first.weights(), first.weights(ema=True))
 
 
 class Scored(Exact):

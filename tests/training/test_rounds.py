@@ -735,9 +735,6 @@ def test_another_round_or_form_is_refused_when_a_run_goes_on_in_the_middle_of_a_
     assert run_cli(tmp_path, "resume", str(folder)).returncode == 0
 
 
-MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
-
-
 @pytest.mark.parametrize(
     "words, says",
     [
@@ -767,14 +764,8 @@ MEETS = ("diloco.workers=2", "diloco.member=0", "diloco.meeting=there")
             ["outer_opt=Adam", "outer_opt_kwargs={betas:0.9}"],
             "betas=0.9 is not possible: it needs a list like [0.9, 0.",
         ),
-        (MEETS, "diloco.member=0 needs diloco.quorum, without which this run would meet nobody"),
         (["diloco.fragments=60"], "diloco.fragments=60 is not possible with diloco.max_steps=50"),
         (["diloco.fragments=5", "diloco.overlap_steps=11"], "Use at most 10"),
-        (
-            ["diloco.quorum=1", *MEETS, "diloco.overlap_steps=2"],
-            "diloco.overlap_steps=2 is not possible with diloco.quo",
-        ),
-        (["diloco.quorum=1", *MEETS, "diloco.warmup_steps=5"], "diloco.warmup_steps=5 is not possible with diloco.quo"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, words, says):
