@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BROKEN', 'usable_gpu', 'choose_device', 'Gathering', 'leave_groups', 'ObjectExchange', 'Exchange', 'wrap_in_ddp',
-           'wrap_in_ddp_again', 'ddp_gradient_sync', 'step_with_scaler', 'read_later', 'lay_out', 'RunContext',
-           'choose_exchange', 'create_run_context']
+           'wrap_in_ddp_again', 'ddp_gradient_sync', 'step_with_scaler', 'lay_out', 'RunContext', 'choose_exchange',
+           'create_run_context']
 
 # %% ../../nbs/21_distributed/04_context.ipynb #23a2fcf4
 import contextlib
@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from ..config.schema import Config
@@ -275,24 +274,6 @@ def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
     scaler.update()
     return left_out
 
-# %% ../../nbs/21_distributed/04_context.ipynb #e5eaec9a
-def read_later(flag: Any) -> Callable[[], bool]:
-    """What says whether `flag`, a tensor of no dimensions, is true; a GPU begins to send it at once, and is waited for
-    only where it is asked before it is done.
-    """
-    if flag.device.type != "cuda":
-        return partial(bool, flag)
-    import torch
-
-    sent, done = flag.to("cpu", non_blocking=True), torch.cuda.Event()
-    done.record()
-
-    def value() -> bool:
-        done.synchronize()
-        return bool(sent)
-
-    return value
-
 # %% ../../nbs/21_distributed/04_context.ipynb #d2255129
 def _place_model(model: Any, accelerator: Any, sync_batchnorm: bool) -> Any:
     "`model` on its device, its forward pass in the run's precision; with batch norm over all processes, if asked for."
@@ -412,10 +393,6 @@ class RunContext(Exchange):
     def scaled_step(self, optimizer: Any) -> Any:
         "One optimizer step of fp16: True, as a tensor, where gradients overflowed and the scaler left the update out."
         return step_with_scaler(self.scaler, optimizer, self.device)
-
-    def read_later(self, flag: Any) -> Callable[[], bool]:
-        "What will say whether `flag`, a tensor on the device, is true, without a wait for the steps until then."
-        return read_later(flag)
 
     def prepare(self, model: Any) -> Any:
         "The model on its device, its forward pass in the run's precision, and its gradients those of all ranks."

@@ -104,12 +104,8 @@ def step_scheduler(learner: Learner, *metric: float) -> None:
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #e3aee8c0
 def advance_schedule(s: TrainState) -> None:
-    "An optimizer step is done: the learning rate moves on, unless fp16 left out an update that has moved it."
-    p = s.progress
-    if p.behind:
-        p.behind -= 1
-        return
-    p.position += s.schedule.stride
+    "Move the learning rate on by one optimizer step, also if fp16 left out its update."
+    s.progress.position += s.schedule.stride
     if s.learner.scheduler is not None and s.learner.interval == "step":
         step_scheduler(s.learner)
 

@@ -190,7 +190,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
             p.step += 1
             p.window += 1
             if decay is not None and averages is not None and not s.mid_round:
-                update_ema(averages, averaged, decay, p.step - p.noticed, s.nan.left_out)
+                update_ema(averages, averaged, decay, p.step, s.nan.left_out)
             if p.window == steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
                 if interval == "epoch":

@@ -14,7 +14,7 @@ from typing import Any
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agreement
 from ..steps.schedule import start_interval
-from ..steps.state import TrainState, count_overflows, learns_alone, log_once, notice_overflow, writer_of
+from ..steps.state import TrainState, count_overflows, learns_alone, log_once, writer_of
 from ..system.errors import RequestError
 from .restore import restore_state
 
@@ -127,9 +127,7 @@ def step_scaled(s: TrainState, bad: Any = None) -> None:
     left_out = s.context.scaled_step(s.learner.optimizer)
     on_host = s.context.device.type == "cpu"
     s.nan.left_out = bool(left_out) if on_host else left_out
-    overflow = left_out if bad is None else left_out & ~torch.as_tensor(bad)
-    s.nan.overflows = s.nan.overflows + overflow
-    notice_overflow(s.progress, s.nan, s.context.read_later(overflow))
+    s.nan.overflows = s.nan.overflows + (left_out if bad is None else left_out & ~torch.as_tensor(bad))
     if on_host:
         count_overflows(s)
 

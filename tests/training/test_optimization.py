@@ -382,9 +382,7 @@ class Averaged(OwnSchedule):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):
-    "Both hear of it four updates later, and the schedule then waits."
-
+def test_a_step_that_fp16_left_out_counts_for_the_schedule_and_leaves_the_averages(train, own):
     class Run(Averaged):
         def scheduler(self, optimizer, cfg, total_steps):
             return super().scheduler(optimizer, cfg, total_steps) if own else None
@@ -393,22 +391,21 @@ def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):
     task, scaler = Run({1, 2}), CountedScaler(growth_interval=1000)
     run = train(task, *words, context=scaled(scaler))
     assert run.status == "completed" and run.events[-1]["step"] == 10
-    places = [0, 3, 4, 5, 5, 5, 6, 7]  # on the schedule, of the updates that were made: those at 1 and 2 were not
-    rates = [0.1 * 0.5 ** (place // 5) if own else 0.1 * (1 - place / 10) for place in places]
+    made = (0, 3, 4, 5, 6, 7, 8, 9)  # the updates at 1 and 2 were left out
+    rates = [0.1 * 0.5 ** (step // 5) if own else 0.1 * (1 - step / 10) for step in made]
     assert run.column("step", "lr")[0] == 0.1 and task.made.rates == pytest.approx(rates)
     assert scaler.get_scale() == 256.0
 
     model = task.model(None)
     average = vector(model)
-    made, counted = (0, 3, 4, 5, 6, 7, 8, 9), (1, 4, 5, 5, 5, 6, 7, 8)  # as the average counts them
-    for number, (update, count) in enumerate(zip(made, counted, strict=True)):
-        rows = slice(12 * (update % 2), 12 * (update % 2) + 12)  # epochs of two windows
+    for step, rate in zip(made, rates, strict=True):
+        rows = slice(12 * (step % 2), 12 * (step % 2) + 12)  # epochs of two windows
         model.zero_grad()
         task.errors(model, rows).mean().backward()
         with torch.no_grad():
             for q in model.parameters():
-                q -= rates[number] * q.grad
-        now = min(0.6, (1 + count) / (10 + count))
+                q -= rate * q.grad
+        now = min(0.6, (2 + step) / (11 + step))
         average = now * average + (1 - now) * vector(model)
     torch.testing.assert_close(run.weights(ema=True), average, rtol=1e-9, atol=1e-12)
     assert run.column("step", "overflows")[-1] == 2
@@ -418,9 +415,7 @@ def test_what_fp16_left_out_moves_neither_schedule_nor_averages(train, own):
 
 @pytest.mark.parametrize("every", [1, 100])
 @pytest.mark.parametrize("cut", [3, 4, 6])
-def test_what_fp16_left_out_is_heard_of_at_the_same_step_wherever_a_run_is_cut(train, cut, every):
-    "Also where no log point has told of it, and where the checkpoint is written before the schedule has heard of it."
-
+def test_a_run_cut_near_an_update_that_fp16_left_out_goes_on_to_the_bit(train, cut, every):
     class Linear(Averaged):
         def scheduler(self, optimizer, cfg, total_steps):
             return None

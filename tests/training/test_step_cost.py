@@ -212,10 +212,6 @@ class OnMeta(RunContext):
 class OnMetaInFp16(OnMeta):
     scaler = torch.amp.GradScaler("meta", growth_interval=5)
 
-    def read_later(self, flag):
-        assert flag.is_meta  # and its value is on its way; the update of some steps ago was made
-        return lambda: False
-
 
 class Fused(torch.optim.SGD):
     "What torch's fused optimizers do on a GPU, where they read on the device whether an update is to be left out."
