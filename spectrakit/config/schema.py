@@ -448,8 +448,9 @@ class TrainerConfig:
         words=("auto", "true", "false"),
     )
     cuda_graphs: Any = setting(
-        False,
-        "capture the passes of steps as CUDA graphs, by torch.compile; auto: for a small model in a long run",
+        "auto",
+        "record an optimizer step as a CUDA graph and replay it, if that computes the same; auto: for models that are "
+        "small enough to gain by it",
         check=_auto_or_flag,
         words=("auto", "true", "false"),
     )

@@ -168,8 +168,7 @@ def device_name(device: Any) -> str:
 
 def use_plan(s: TrainState, plan: BatchPlan) -> None:
     "Read by another `plan`, of the same steps, from the next epoch or the next try of a step on."
-    if plan.gradient_accumulation_steps > 1:
-        give_up_graphs(s, f"a step has {plan.gradient_accumulation_steps} micro batches")
+    give_up_graphs(s, f"the micro batch is {plan.micro_batch_size} now")
     s.data.plan = plan
     s.data.train.plan = replace(s.data.train.plan, cuts=partial(train_cuts, plan, s.context.rank))
     s.progress.fits[device_name(s.context.device)] = plan.micro_batch_size

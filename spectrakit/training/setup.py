@@ -63,7 +63,6 @@ from ..predictions.soft_targets import softened
 from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
-from ..steps.cuda_graphs import capture, choose_graphs
 from ..steps.evaluation import forward_passes
 from ..steps.mixup import roles_of
 from spectrakit.steps.model import (
@@ -605,10 +604,10 @@ def prepare(
     before = context.broadcast(_monitor_before(execution.run_dir) if context.is_main else None)
     monitor, direction = resolve_monitor(task, config, metric_names(check), before)
     model = context.with_exchange(model)
-    captures, why = choose_graphs(config, context, plan, sum(q.numel() for q in model.parameters()), steps)
-    compiles, why_compiled = choose_compile(config.trainer.compile, context.device.type)
-    context.reasons.update({name: text for name, text in (("cuda_graphs", why), ("compile", why_compiled)) if text})
-    if compiles and not captures:
+    compiles, why = choose_compile(config.trainer.compile, context.device.type)
+    if why:
+        context.reasons["compile"] = why
+    if compiles:
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(task, model)
     check_plateau(learner, monitor, direction.mode)
@@ -626,8 +625,6 @@ def prepare(
         direction.reason,
         saving=Saving(saved_at=time.monotonic(), weights_only=check.weights_only),
     )
-    if captures and not training_only:
-        capture(state)
     for reader in loaded.values():
         reader.workers.measuring = True  # from here on there is training between two batches
     return state

@@ -1,6 +1,8 @@
 "Which kernels a run uses: float32 products, the layout of convolutions, compiled models, captured passes."
 
+import contextlib
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
 from spectrakit.distributed.context import lay_out
 from spectrakit.runs.events import last_event
-from spectrakit.training import setup
+from spectrakit.training import step_capture
 from spectrakit.training.setup import choose_compile
 
 
@@ -115,11 +117,15 @@ class Inside(nn.Module):
 
 
 class Outputs:
-    "A loss that keeps what the model returned."
+    "A loss that keeps what the model returned. `samples`: of the training data, up to 32."
+
+    def __init__(self, samples=32):
+        self.samples = samples
 
     def datasets(self, cfg):
         x = torch.rand(48, 2, generator=torch.Generator().manual_seed(1))
-        return TensorDataset(x[:32], x[:32].sum(1)), TensorDataset(x[32:], x[32:].sum(1))
+        train, valid = x[: self.samples], x[32:]
+        return TensorDataset(train, train.sum(1)), TensorDataset(valid, valid.sum(1))
 
     def model(self, cfg):
         return Inside()
@@ -129,60 +135,143 @@ class Outputs:
         return Loss(value, logs={"seen": (value, 1)})
 
 
-class Replayed:
-    "A model whose passes are replayed: what it returned is overwritten as soon as the next step begins."
+class Recorder:
+    "Stands for a GPU: it computes the recorded step again, into the same tensors."
 
-    def __init__(self, module, passes, mode):
-        self.module, self.room, self.mode, self.returned, self.marks = module, passes, mode, [], 0
+    def __init__(self, device):
+        self.replays, self.logged = 0, ()
 
-    def next_step(self):
-        self.marks += 1
-        for tensor in self.returned:
-            tensor.detach().fill_(torch.nan)
-        self.returned = []
+    @contextlib.contextmanager
+    def warming_up(self):
+        yield
 
-    def __call__(self, *batch):
-        self.room -= 1
-        if self.room == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        assert torch.is_grad_enabled()  # an evaluation goes by the plain model
-        self.returned.append(self.module(*batch))
-        return self.returned[-1]
+    def record(self, function):
+        def replay():
+            self.replays += 1
+            for value, _ in self.logged:  # of the replay before
+                value.fill_(torch.nan)
+            function()
+            self.logged = function.__self__.outputs[1].values()
+
+        return replay
+
+
+class Forgets(Recorder):
+    "Replays with the random numbers of the recording, as if a loss drew them on the CPU."
+
+    def record(self, function):
+        drawn = torch.get_rng_state()
+
+        def replay():
+            torch.set_rng_state(drawn)
+            function()
+
+        return replay
+
+
+class CannotRecord(Recorder):
+    def record(self, function):
+        raise RuntimeError("operation not permitted when stream is capturing")
 
 
 @pytest.fixture
 def replayed(monkeypatch):
-    "The stand-ins that runs have made; `replayed.passes`: where memory runs out."
+    "Lets runs on the CPU replay their steps; a list of the recorders."
+    made = []
 
-    class Made(list):
-        passes = 0
+    def use(kind):
+        monkeypatch.setattr(step_capture, "CudaRecorder", lambda device: made.append(kind(device)) or made[-1])
 
-    made = Made()
-    monkeypatch.setattr(setup, "choose_graphs", lambda *given: (True, "CUDA graphs: as asked"))
     monkeypatch.setattr(
-        torch, "compile", lambda module, mode: made.append(Replayed(module, made.passes, mode)) or made[-1]
+        step_capture,
+        "choose_graphs",
+        lambda config, *_: (config.trainer.cuda_graphs is True, "CUDA graphs: as asked"),
     )
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: made[-1].next_step())
-    return made
+    monkeypatch.setattr(step_capture, "_kept_on_device", lambda optimizer: True)
+    use(Recorder)
+    return SimpleNamespace(made=made, use=use)
 
 
-def test_captured_passes_learn_what_plain_ones_do(train, replayed, monkeypatch):
-    words = (*WORDS, "trainer.log_every_n_steps=4")  # what is logged lies there for three more steps
-    with monkeypatch.context() as alone:
-        alone.setattr(setup, "choose_graphs", lambda *given: (False, ""))
-        plain = train(Outputs(), *words, name="plain")
-    captured = train(Outputs(), *words, "trainer.cuda_graphs=true", name="captured")
-    (model,) = replayed
-    assert model.mode == "reduce-overhead" and model.marks == 3 + 8  # it was tried three times, and left no trace
+SGD = ("data.batch_size=8", "trainer.max_epochs=3", "optimizer.name=sgd", "optimizer.lr=0.1", "training.ema_decay=0.9")
+
+
+@pytest.mark.parametrize(
+    ("words", "samples"),
+    [
+        ((), 32),
+        ((), 30),  # the last window of an epoch is a short one
+        (("data.global_batch_size=8", "data.micro_batch_size=4"), 32),
+        (("trainer.gradient_clip_val=0.01", "scheduler.name=cosine"), 32),
+        (("training.nan_policy=skip",), 32),
+        (("data.resident_gib=0", "dataloader.num_workers=0"), 32),
+    ],
+)
+def test_replayed_steps_learn_what_plain_ones_do(train, replayed, words, samples):
+    words = (*SGD[1:], *(words if "data.global_batch_size=8" in words else (SGD[0], *words)))
+    words = (*words, "trainer.log_every_n_steps=4")  # what is logged lies there for three more steps
+    plain = train(Outputs(samples), *words, "trainer.cuda_graphs=false", name="plain")
+    captured = train(Outputs(samples), *words, "trainer.cuda_graphs=true", name="captured")
+    (recorder,) = replayed.made
+    assert recorder.replays == 3 + 3 * (samples // 8) - 3  # in the comparison; whole windows but those that warm up
     assert torch.equal(plain.weights(), captured.weights())
+    assert torch.equal(plain.weights(ema=True), captured.weights(ema=True))
     for name in ("loss", "train_seen"):
-        assert plain.column("step", name) == captured.column("step", name)
+        torch.testing.assert_close(plain.column("step", name), captured.column("step", name))
     assert last_event(captured.events, "start")["reasons"]["cuda_graphs"] == "CUDA graphs: as asked"
 
 
-def test_without_memory_a_step_is_made_again_without_graphs(train, replayed):
-    replayed.passes = 3 + 5
-    run = train(Outputs(), *WORDS, "trainer.cuda_graphs=true", "training.oom_recovery=true", name="short")
-    assert run.status == "completed" and replayed[0].marks == 3 + 5
+def test_a_run_that_replays_its_steps_is_cut_and_goes_on_to_the_bit(train, replayed):
+    words = (*SGD, "trainer.cuda_graphs=true", "trainer.max_steps=11", "scheduler.name=constant")
+    whole = train(Outputs(), *words, name="whole")
+    train(Outputs(), *words, "trainer.max_steps=6", name="cut")
+    rest = train(Outputs(), *words, name="cut", resume=True)
+    assert torch.equal(whole.weights(), rest.weights()) and torch.equal(whole.weights(ema=True), rest.weights(ema=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Forgets, "no CUDA graphs: replayed steps gave another loss"),
+        (CannotRecord, "no CUDA graphs: RuntimeError: operation not permitted when stream is capturing"),
+    ],
+)
+def test_steps_that_cannot_be_replayed_are_computed_as_usual(train, replayed, kind, why):
+    plain = train(Outputs(), *SGD, "trainer.cuda_graphs=false", name="plain")
+    replayed.use(kind)
+    run = train(Outputs(), *SGD, "trainer.cuda_graphs=true", name="other")
+    assert last_event(run.events, "start")["reasons"]["cuda_graphs"] == why
+    assert torch.equal(plain.weights(), run.weights()) and plain.column("step", "loss") == run.column("step", "loss")
+
+
+class Cycle(Outputs):
+    "Its scheduler changes the momentum, too."
+
+    def scheduler(self, optimizer, cfg, total_steps):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total_steps)
+
+
+def test_a_scheduler_that_changes_more_than_the_rate_ends_the_replays(train, replayed):
+    plain = train(Cycle(), *SGD, "optimizer.momentum=0.9", "trainer.cuda_graphs=false", name="plain")
+    run = train(Cycle(), *SGD, "optimizer.momentum=0.9", "trainer.cuda_graphs=true", name="other")
+    assert torch.equal(plain.weights(), run.weights()) and replayed.made[0].replays == 3 + 1
     said = [event["text"] for event in run.events if event["type"] == "message"]
-    assert "no CUDA graphs from here on: a step has 2 micro batches" in said
+    assert "no CUDA graphs from here on: a scheduler changes more than the learning rate" in said
+
+
+class Short(Outputs):
+    "Once there is no room for the last batch of an epoch, of six samples."
+
+    full = False
+
+    def loss(self, model, batch):
+        if model.training and len(batch[0]) == 6 and not self.full:
+            self.full = True
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().loss(model, batch)
+
+
+def test_without_memory_a_step_is_made_again_without_graphs(train, replayed):
+    run = train(Short(30), *SGD, "trainer.cuda_graphs=true", "training.oom_recovery=true", name="short")
+    assert run.status == "completed" and replayed.made[0].replays == 3
+    said = [event["text"] for event in run.events if event["type"] == "message"]
+    assert "no CUDA graphs from here on: the micro batch is 4 now" in said
