@@ -883,7 +883,7 @@ def limit_samples(dataset: Any, config: Config) -> Any:
     if config.limits.train_frac == 1.0 or samples == 0:
         return dataset
     keep = max(1, round(samples * config.limits.train_frac))
-    return Subset(dataset, sorted(epoch_order(samples, config.seed, 0, version=1)[:keep].tolist()))
+    return Subset(dataset, sorted(epoch_order(samples, config.seed, 0)[:keep].tolist()))
 
 # %% ../../nbs/22_data/06_loaders.ipynb #f1b10c01
 _BLOCK = 2**20  # values that are looked at together

@@ -484,7 +484,7 @@ def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
     The outer optimizer keeps the keywords that it has now, and where it is another one it begins anew.
     """
     outer.theta.copy_(_own_vector(outer, state["theta"]))
-    outer.learned = outer.sent = list(state.get("sent", outer.learned))
+    outer.learned = outer.sent = list(state["sent"])
     if is_of_another_optimizer(outer, state):
         return
     size = state["theta"].numel()

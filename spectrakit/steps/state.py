@@ -18,7 +18,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
 from ..contract.optimizer import ownership
 from ..contract.task import provides
-from ..data.order import ORDER_VERSION
 from ..distributed.compression import Compression
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
@@ -175,22 +174,12 @@ class Data:
     fingerprints: dict | None = None  # of the data sets, on rank 0
     first: list[str] | None = None  # what `datasets` puts on the task for its model; None: it need not be called before
 
-    @property
-    def order_version(self) -> int:
-        "That of the order in which an epoch visits its samples."
-        return ORDER_VERSION if self.train is None else self.train.plan.version
-
     def stream_state(self, epoch: int, window: int) -> dict | None:
         "What a stream needs to go on at this optimizer step of an epoch; None where the data are no such stream."
         dataset: Any = getattr(self.train, "dataset", None)
         if not hasattr(dataset, "state_at"):
             return None
         return dataset.state_at(epoch * len(dataset) + window * self.plan.effective_batch_size)
-
-    def keep_order(self, version: int) -> None:
-        "Read in the order of a version that may be an earlier one."
-        if self.train is not None:
-            self.train.plan = replace(self.train.plan, version=version)
 
 
 @dataclass
@@ -501,7 +490,6 @@ class TrainState:
             "samples_per_epoch": self.data.plan.samples_per_epoch,
             "asked_steps": self.schedule.requested_steps,
             "fingerprints": self.data.fingerprints,
-            "order_version": self.data.order_version,
             "outer": None if self.outer is None else shared_state(self.outer),
             "stream": self.data.stream_state(self.progress.epoch, self.progress.window),
         }
@@ -516,25 +504,22 @@ class TrainState:
         """Take over what `state_dict` returned; what is missing or None stays as it is.
 
         The batch, the data and the number of steps are those of today: `restore` compares them, and moves the position.
-        The order of the samples stays that of the version that the run began with.
         """
         learner, names = self.learner, {f.name for f in fields(Progress)}
         self.progress = Progress(**{key: value for key, value in state["progress"].items() if key in names})
         if state.get("optimizer") is not None:
             load_whole_optimizer(learner.optimizer, state["optimizer"])
         named = dict(self.context.unwrap(learner.model).named_parameters())
-        load_averages(learner, state["ema"] or [], state.get("ema_thawed") or {}, named)
+        load_averages(learner, state["ema"] or [], state["ema_thawed"], named)
         if self.context.scaler and state["scaler"]:
             self.context.scaler.load_state_dict(state["scaler"])
         if learner.scheduler is not None and state.get("scheduler") is not None:
             learner.scheduler.load_state_dict(state["scheduler"])
-        if self.outer is not None and state.get("outer"):
+        if self.outer is not None and state["outer"]:
             load_shared_state(self.outer, state["outer"])
-        if state.get("stream"):
+        if state["stream"]:
             self.data.train.dataset.load_state(state["stream"])
-        if "monitor" in state:
-            self.monitor, self.mode = state["monitor"], state["mode"]
-        self.data.keep_order(state.get("order_version", 1))  # spectrakit 0.1 had no other one
+        self.monitor, self.mode = state["monitor"], state["mode"]
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fc02
 def ema_stays(decay: float, step: int, after: int | None = None) -> float:
@@ -770,15 +755,12 @@ def load_worker_state(s: TrainState, state: dict[str, Any]) -> None:
     assert s.outer is not None, "there are workers"
     load_own_parts([*s.outer.params, *s.outer.buffers], [*state["weights"], *state["buffers"]])
     load_own_optimizer(s.learner.optimizer, state["optimizer"])
-    saved = state.get("compression", [])
-    for compression, kept in zip(s.outer.compressions, saved if isinstance(saved, list) else [saved], strict=False):
+    for compression, kept in zip(s.outer.compressions, state["compression"], strict=False):
         compression.load_state_dict(kept)
     for compression, pending in zip(s.outer.compressions, state.get("pending", []), strict=False):
         compression.pending = pending
     s.outer.flight = Flight(**state["flight"]) if "flight" in state else None
-    s.outer.since = [tuple(pair) for pair in state.get("since", [])] or [(s.progress.round_began, 0)] * len(
-        s.outer.loops
-    )
+    s.outer.since = [tuple(pair) for pair in state["since"]]
     if s.context.scaler and state["scaler"]:
         s.context.scaler.load_state_dict(state["scaler"])
     for name, value in state["place"].items():

@@ -1,4 +1,4 @@
-"The order of an epoch: a permutation, without memory where it is long, and that of the version a run began with."
+"The order of an epoch: a permutation, without memory where it is long."
 
 import tracemalloc
 from functools import partial
@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from spectrakit.config.batch_plan import BatchPlan
-from spectrakit.data import order
-from spectrakit.data.loaders import ResidentBatches
 from spectrakit.data.order import ComputedOrder, EpochPlan, epoch_order, mix_seed, times_seen, train_cuts
-from spectrakit.steps.state import Data
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 1023, 1024, 1025, 65_537])
@@ -34,10 +31,9 @@ def test_a_computed_order_is_spread_and_another_for_each_epoch():
     assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.02
 
 
-def test_up_to_ten_million_the_order_is_that_of_version_1():
-    for version in (1, 2):
-        wanted = torch.randperm(1000, generator=torch.Generator().manual_seed(mix_seed(3, 5)))
-        assert torch.equal(epoch_order(1000, 3, 5, version=version), wanted)
+def test_up_to_ten_million_samples_the_order_is_drawn_by_torch():
+    wanted = torch.randperm(1000, generator=torch.Generator().manual_seed(mix_seed(3, 5)))
+    assert torch.equal(epoch_order(1000, 3, 5), wanted)
     assert isinstance(epoch_order(10**7 + 1, 3, 5), ComputedOrder)
 
 
@@ -59,20 +55,6 @@ def test_two_ranks_share_a_long_order():
     )
     (whole,), *parts = ([next(plan.keys(10**8, 2, first_step=77)).indices] for plan in (alone, *pair))
     assert whole == [*parts[0][0], *parts[1][0]]
-
-
-def test_a_run_goes_on_in_the_order_that_it_began_with(monkeypatch):
-    monkeypatch.setattr(order, "LONGEST_LIST", 100)
-    plan = EpochPlan(partial(train_cuts, BatchPlan(1000, 10)), seed=1, shuffle=True)
-    data = Data(BatchPlan(1000, 10), ResidentBatches([torch.arange(1000)], "cpu", plan))
-
-    def read() -> torch.Tensor:
-        return torch.cat([batch.data[0] for batch in data.train.epoch(3, 40)])
-
-    assert data.order_version == 2 and torch.equal(read(), epoch_order(1000, 1, 3)[400:])
-    data.keep_order(1)
-    assert data.order_version == 1 and torch.equal(read(), epoch_order(1000, 1, 3, version=1)[400:])
-    assert not torch.equal(read(), epoch_order(1000, 1, 3)[400:])
 
 
 def test_times_seen_counts_as_one_by_one():
