@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['optimizer_class', 'check_keywords', 'optimizer_keywords', 'parameter_groups', 'group_rates', 'check_sparse',
-           'build_optimizer', 'check_optimizer', 'ownership']
+           'build_optimizer', 'check_optimizer', 'ownership', 'has_two_sets', 'resulting_weights']
 
 # %% ../../nbs/37_contract/02_optimizer.ipynb #5c01b003
+import contextlib
 import inspect
 import math
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -275,3 +277,27 @@ def ownership(optimizer: Any, params: list) -> tuple[list, list]:
     mine = {id(q): q for group in optimizer.param_groups for q in group["params"]}
     owned = {id(q): q for q in params if id(q) in mine}
     return list({**owned, **mine}.values()), [q for q in params if id(q) not in mine]
+
+# %% ../../nbs/37_contract/02_optimizer.ipynb #3ce732df
+def has_two_sets(optimizer: Any) -> bool:
+    "Return whether an optimizer keeps a second set of weights, and changes to it by its methods `eval` and `train`."
+    return all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
+
+
+@contextlib.contextmanager
+def resulting_weights(optimizer: Any, params: Sequence[Any]) -> Iterator[None]:
+    """Within this block `params` hold the resulting weights of an optimizer; afterwards the others again, to the bit.
+
+    `optimizer`: with two sets of weights. `params`: tensors that it updates
+    """
+    import torch
+
+    before = [q.detach().clone() for q in params]
+    optimizer.eval()
+    try:
+        yield
+    finally:
+        optimizer.train()
+        with torch.no_grad():
+            for q, value in zip(params, before, strict=True):
+                q.copy_(value)

@@ -34,7 +34,7 @@ from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
 from ..predictions.extra_columns import with_test_columns
 from ..predictions.predictions import targets_of
-from .state import TrainState, common_model, ema_weights
+from .state import TrainState, common_model, resulting_model
 from ..system.errors import RequestError
 from ..watchdog.budget import Budget, fits, short_time
 
@@ -628,7 +628,7 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
 
     with common_model(s):
         same_buffers(s)
-        with ema_weights(s):
+        with resulting_model(s):
             if s.learner.ema is not None and s.learner.buffers:
                 same_buffers(s)
             metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)

@@ -20,7 +20,7 @@ from ..contract.task import provides
 from ..distributed.fsdp import is_sharded
 from ..predictions.predictions import Predicted, columns_of, join_columns
 from .evaluation import leaving_no_trace, predict_batch
-from .state import TrainState, ema_weights
+from .state import TrainState, resulting_model
 from ..system.files import write_atomic
 from ..system.masking import masked
 from ..watchdog.budget import usable_s
@@ -44,7 +44,7 @@ def pictures_due(s: TrainState, now: float) -> bool:
 def few_predictions(s: TrainState) -> Predicted:
     "What the model predicts for the first validation samples, with their targets."
     model = s.context.plain(s.learner.model)
-    with ema_weights(s), leaving_no_trace(model), contextlib.closing(s.data.valid.epoch(0)) as batches:
+    with resulting_model(s), leaving_no_trace(model), contextlib.closing(s.data.valid.epoch(0)) as batches:
         batch = next(batches)
         columns = columns_of(s.task, s.context.in_precision(predict_batch)(s.task, model, batch.data), batch)
     arrays = join_columns(s.task, [columns])

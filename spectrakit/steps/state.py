@@ -6,7 +6,7 @@
 __all__ = ['Progress', 'Learner', 'average_thawed', 'kept_averages', 'load_averages', 'names_in_groups', 'Data', 'Schedule',
            'never', 'Execution', 'Interval', 'PictureClock', 'Record', 'Requests', 'NanState', 'Memory', 'Saving',
            'Timing', 'Flight', 'Workers', 'shared_state', 'load_shared_state', 'common_weights', 'common_model',
-           'TrainState', 'ema_stays', 'update_ema', 'count_overflows', 'ema_weights', 'save_due', 'first_saves_s',
+           'TrainState', 'ema_stays', 'update_ema', 'count_overflows', 'resulting_model', 'save_due', 'first_saves_s',
            'writer_of', 'average_plan', 'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'gpu_generator',
            'note_random_state', 'state_at', 'learns_alone', 'count_left_out', 'updates_made', 'begin_counting',
            'worker_state', 'load_worker_state', 'left_out', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
@@ -29,7 +29,7 @@ from ..checkpoint.store import CheckpointContent, random_state
 from ..checkpoint.throttle import ADVANCE_S
 from ..config.batch_plan import BatchPlan
 from ..config.schema import Config
-from ..contract.optimizer import ownership
+from ..contract.optimizer import has_two_sets, ownership, resulting_weights
 from ..contract.task import provides
 from ..distributed.compression import Compression
 from ..distributed.context import RunContext
@@ -560,8 +560,10 @@ def count_overflows(s: TrainState) -> None:
 
 # %% ../../nbs/40_steps/03_state.ipynb #549c5dce
 @contextlib.contextmanager
-def ema_weights(s: TrainState) -> Iterator[None]:
-    "Within this block the model holds the averaged weights, where the run keeps them."
+def resulting_model(s: TrainState) -> Iterator[None]:
+    """Within this block the model holds the weights that are evaluated: the moving averages, or those of an optimizer
+    with two sets, or its own.
+    """
     import torch
 
     averages, in_place = s.learner.ema, s.context.sharded  # FSDP keeps the storage of its shards
@@ -577,7 +579,9 @@ def ema_weights(s: TrainState) -> Iterator[None]:
                     ema[i].copy_(before)
 
     if averages is None:
-        yield
+        two = has_two_sets(s.learner.optimizer)
+        with resulting_weights(s.learner.optimizer, s.learner.owned) if two else contextlib.nullcontext():
+            yield
         return
     swap(averages)
     try:
@@ -799,14 +803,18 @@ def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
 
 
 def _averaged_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[str, Any] | None:
-    """The averages that a checkpoint holds beside `held`, its model: whose buffers they share, but for those that are
-    averaged. None where the run keeps none.
+    """Return the weights that are evaluated, for a checkpoint; None if they are those of `held`, its model.
+
+    Buffers are shared with `held`, but for averaged ones.
     """
-    if s.learner.ema is None:
+    if s.learner.ema is None and not has_two_sets(s.learner.optimizer):
         return None
-    with ema_weights(s):
+    with resulting_model(s):
         weights = without(module.state_dict(), left_out(s))
-        weights = whole(weights, keep=s.context.is_main) if s.context.sharded else weights
+        if s.context.sharded:
+            weights = whole(weights, keep=s.context.is_main)
+        elif s.learner.ema is None:  # the optimizer changes them back in place
+            weights = {name: value.detach().clone() for name, value in weights.items()}
     own = {id(b) for b in s.learner.buffers}
     return weights | {name: held[name] for name, b in module.named_buffers() if name in held and id(b) not in own}
 

@@ -38,7 +38,7 @@ from ..config.schema import Config, to_dict
 from ..config.workers import MOST_AHEAD, Reading
 from ..contract.eval_mode import left_mode, modes_of, restore_modes
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
-from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse
+from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse, has_two_sets
 from ..contract.sampler import sampled_order
 from ..contract.task import check_task, collate_of, provides
 from ..data.fingerprint import dataset_fingerprint
@@ -257,11 +257,11 @@ def make_learner(
             check_optimizer(task, context.unwrap(model), own)
             check_sparse(context.unwrap(model), own)
         optimizer = own or build_optimizer(context.unwrap(model), config)
+    if has_two_sets(optimizer):
+        optimizer.train()
     if config.trainer.gradient_clip_val is not None:
         check_sparse(context.unwrap(model), optimizer, clips=True)
-    base_lrs = [
-        float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups
-    ]  # a scheduler changes "lr"
+    base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]  # no scheduler's "lr"
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
     if scheduler is not None and steps is not None:
         check_scheduler(task, scheduler, optimizer, config, steps)
