@@ -391,14 +391,14 @@ def _appended(tree: ast.Module) -> Iterator[int]:
 _MAKERS = re.compile(r"DataFrame|Series|read_\w+|concat|merge|get_dummies")
 
 
-def _root(node: ast.AST) -> str:
+def _root(node: ast.expr) -> str:
     "Return the name that an expression such as a[1:].b() begins with; empty if it begins with none."
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _makes_table(value: ast.AST) -> bool:
+def _makes_table(value: ast.expr) -> bool:
     "Return whether a value is a table that pandas makes, reads or joins."
     func = value.func if isinstance(value, ast.Call) else None
     return isinstance(func, ast.Attribute) and _root(func.value) in ("pd", "pandas") and bool(_MAKERS.match(func.attr))
@@ -406,10 +406,10 @@ def _makes_table(value: ast.AST) -> bool:
 
 def pandas_tables(kernel: Kernel) -> set[str]:
     "Return the names that hold a table of pandas: one is made, read or joined there, and nothing else but its parts."
-    given: dict[str, list[ast.AST]] = {}
+    given: dict[str, list[ast.expr]] = {}
     for _, tree in trees(kernel):
-        for node in ast.walk(tree):
-            for target in node.targets if isinstance(node, ast.Assign) else ():
+        for node in [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]:
+            for target in node.targets:
                 if isinstance(target, ast.Name):
                     given.setdefault(target.id, []).append(node.value)
     tables = {name for name, values in given.items() if any(map(_makes_table, values))}
