@@ -243,6 +243,52 @@ def test_steps_that_cannot_be_replayed_are_computed_as_usual(train, replayed, ki
     assert torch.equal(plain.weights(), run.weights()) and plain.column("step", "loss") == run.column("step", "loss")
 
 
+class Counts(Outputs):
+    "Its loss counts its calls, and doubles after a while."
+
+    calls = 0
+
+    def loss(self, model, batch):
+        self.calls += model.training
+        return super().loss(model, batch).value * (1 + self.calls // 100)
+
+
+class CountsInside(Outputs):
+    def model(self, cfg):
+        inside = Inside()
+        inside.calls, forward = 0, inside.forward
+
+        def counted(x, y):
+            inside.calls += inside.training
+            return forward(x, y)
+
+        inside.forward = counted
+        return inside
+
+
+CALLS = []
+
+
+class CountsOutside(Outputs):
+    def loss(self, model, batch):
+        CALLS.append(model.training)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        (Counts, "the loss changes 'calls' of the task"),
+        (CountsInside, "the model changes an attribute in each pass"),
+        (CountsOutside, "the loss changes a value outside the task"),
+    ],
+)
+def test_a_step_that_counts_is_not_replayed(train, replayed, task, why):
+    run = train(task(), *SGD, "trainer.cuda_graphs=true")
+    assert last_event(run.events, "start")["reasons"]["cuda_graphs"] == f"no CUDA graphs: {why}"
+    assert run.status == "completed" and replayed.made[0].replays == 0
+
+
 class Cycle(Outputs):
     "Its scheduler changes the momentum, too."
 
