@@ -16,6 +16,7 @@ from spectrakit.contract.task import Task
 from spectrakit.runs.events import columns, read_events
 from spectrakit.steps.state import TrainState
 from spectrakit.training import loop
+from tasks import in_sanity_check
 
 NO_ROOM = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
@@ -63,12 +64,8 @@ class Hungry(Task):
         first, last = nn.Linear(3, 8), nn.Linear(8, 1)
         return Blocks(first, last) if self.blocks else nn.Sequential(first, nn.BatchNorm1d(8), nn.Dropout(0.2), last)
 
-    def on_epoch(self, model, moment):
-        if moment.step == 0:
-            self.calls = 0  # the sanity check is over
-
     def loss(self, model, batch):
-        self.calls += 1
+        self.calls += not in_sanity_check()
         found = model(batch[0])
         if self.call and self.calls >= self.call and (self.calls == self.call or len(batch[0]) > self.most > 0):
             if self.where == "forward":
