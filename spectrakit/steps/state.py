@@ -102,6 +102,7 @@ class Learner:
     def __post_init__(self) -> None:
         self.owned: list = self.params  # what the optimizer updates
         self.unowned: list = []  # trainable parameters that it leaves out
+        self.two_sets = has_two_sets(self.optimizer)
         if self.optimizer is not None:
             self.owned, self.unowned = ownership(self.optimizer, self.params)
 
@@ -578,10 +579,12 @@ def resulting_model(s: TrainState) -> Iterator[None]:
                     p.copy_(ema[i])
                     ema[i].copy_(before)
 
-    if averages is None:
-        two = has_two_sets(s.learner.optimizer)
-        with resulting_weights(s.learner.optimizer, s.learner.owned) if two else contextlib.nullcontext():
+    if averages is None and s.learner.two_sets:
+        with resulting_weights(s.learner.optimizer, s.learner.owned):
             yield
+        return
+    if averages is None:
+        yield
         return
     swap(averages)
     try:
@@ -807,7 +810,7 @@ def _averaged_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[
 
     Buffers are shared with `held`, but for averaged ones.
     """
-    if s.learner.ema is None and not has_two_sets(s.learner.optimizer):
+    if s.learner.ema is None and not s.learner.two_sets:
         return None
     with resulting_model(s):
         weights = without(module.state_dict(), left_out(s))

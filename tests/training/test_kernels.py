@@ -17,6 +17,7 @@ from spectrakit.distributed.context import lay_out
 from spectrakit.runs.events import last_event
 from spectrakit.training import step_capture
 from spectrakit.training.setup import choose_compile
+from tasks import in_sanity_check
 
 
 class Pictures:
@@ -310,7 +311,7 @@ class Short(Outputs):
     full = False
 
     def loss(self, model, batch):
-        if model.training and len(batch[0]) == 6 and not self.full:
+        if model.training and len(batch[0]) == 6 and not self.full and not in_sanity_check():
             self.full = True
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return super().loss(model, batch)
