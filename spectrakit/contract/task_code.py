@@ -8,6 +8,7 @@ __all__ = ['Read', 'code_hash', 'used', 'Source', 'is_users', 'read_source', 'Co
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #50b98ea7
 import ast
+import builtins
 import copy
 import enum
 import functools
@@ -329,8 +330,10 @@ def _folders(source: Source, level: int = 0) -> list[str]:
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #orig0001
 def _origin(source: Source, read: Read) -> str:
-    "Where a name is imported from, as text; '' for one that is not imported."
+    "Where a name that is imported, or that hides one of Python's, comes from, as text; '' for another name."
     name, _, local = read
+    if hasattr(builtins, name) and (name in source.scope or name in source.names):
+        return f"{name} is not Python's"
     if local is None and name in source.scope:
         thing = source.scope[name]
         if isinstance(thing, types.ModuleType):
@@ -544,7 +547,9 @@ def _add_class_object(collector: Collector, kind: type) -> None:
         places = {function: _node_of(function, base.__name__, (ast.ClassDef,)) for function in functions}
         _add_local_class(collector, base, list(filter(None, places.values())))
         for function in (function for function, place in places.items() if place is None):
-            _add_function_object(collector, function)  # it was given to the class later
+            name = f"{base.__name__}.{function.__name__}"
+            collector.keep(Source("", ast.Module([], [])), name, "it was given to the class later")
+            _add_function_object(collector, function)
 
 
 def _add_local_class(collector: Collector, kind: type, places: list[tuple[Source, Any]]) -> None:

@@ -150,12 +150,16 @@ def code_change(before: Any, now: Any) -> str | None:
     """
     if not isinstance(before, dict) or not isinstance(now, dict) or not before or not now:
         return None
-    changed = sorted((p for p in {*before, *now} if before.get(p) != now.get(p)), key=lambda p: ("." not in p, p))
-    both = [p for p in changed if p in before and p in now]
-    inside = [p for p in changed if p.rpartition(".")[0] in before.keys() & now.keys()]  # methods of a class
-    words = [_name_of(p) for p in both or [*inside, *changed]]
+    both = set(before) & set(now)
+    changed = sorted((p for p in both if before[p] != now[p]), key=lambda p: ("." not in p, p))
+    new, gone = sorted(set(now) - both), sorted(set(before) - both)
+    above = {p: {p.rpartition(".")[0], p.partition(",")[0], p.partition(" (")[0]} for p in (*new, *gone)}
+    inside = [p for p, names in above.items() if names & both]  # of what is there still
+    if not changed and not inside and not (new and gone):
+        return None
+    words = [_name_of(p) for p in changed] or [_name_of(p) for p in (*inside, *new, *gone)]
     more = f" and {len(words) - 4} more" if len(words) > 4 else ""
-    return ", ".join(dict.fromkeys(words[:4])) + more or None
+    return ", ".join(dict.fromkeys(words[:4])) + more
 
 # %% ../../nbs/35_runs/04_resume_changes.ipynb #14d6ea4f
 def check_changes(run: RunOutline, before: Config, now: Config, session: Session) -> dict[str, tuple]:

@@ -368,6 +368,10 @@ LIVE = {
         "def make(k):\n    class T(Task):\n        def loss(self, m, b):\n            return k\n    return T()",
         "task = make({n})",
     ),
+    "closures of one function": (
+        "def make(k):\n    return lambda m, b: k",
+        "task = Task.of(object(), [1], None, make(1))\ntask.other = [make({n})]",
+    ),
     "decorator": (
         "def by(n):\n    def d(f):\n        def g(*a):\n            return n * f(*a)\n        return g\n    return d",
         "class T(Task):\n    @by({n})\n    def loss(self, m, b):\n        return 1\ntask = T()",
@@ -411,3 +415,22 @@ def test_what_a_notebook_reaches_counts(cells):
 def test_what_a_notebook_does_not_reach_may_change(cells):
     first, other = (run_cells(*(cell.format(n=n) for cell in LIVE_NO_USE[cells])) for n in (1, 2))
     assert first == other and first
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (LOSS.format("sum(b)"), "def sum(x):\n    return 1\n" + LOSS.format("sum(b)")),
+        (LOSS.format("1"), LOSS.format("1") + "T.loss = lambda self, model, batch: 2"),
+        (LOSS.format("self.k"), LOSS.format("self.k") + "T.k = 2"),
+    ],
+    ids=["Python's name is hidden", "method given later", "value given later"],
+)
+def test_a_definition_that_is_added_or_taken_away_counts(here, before, now):
+    first, second = (run_cells(text, "task = T()") for text in (before, now))
+    assert code_change(first, second) and code_change(second, first)
+    files = []
+    for text in (before, now):
+        (here / "mine.py").write_text(f"from spectrakit.contract.task import Task\n{text}")
+        files.append(code_fingerprint(f"{here / 'mine.py'}:T"))
+    assert code_change(*files) and code_change(*reversed(files))
