@@ -153,8 +153,7 @@ def code_change(before: Any, now: Any) -> str | None:
     both = set(before) & set(now)
     changed = sorted((p for p in both if before[p] != now[p]), key=lambda p: ("." not in p, p))
     new, gone = sorted(set(now) - both), sorted(set(before) - both)
-    above = {p: {p.rpartition(".")[0], p.partition(",")[0], p.partition(" (")[0]} for p in (*new, *gone)}
-    inside = [p for p, names in above.items() if names & both]  # of what is there still
+    inside = [p for p in (*new, *gone) if p.rpartition(".")[0] in both]  # methods of a class that is there still
     if not changed and not inside and not (new and gone):
         return None
     words = [_name_of(p) for p in changed] or [_name_of(p) for p in (*inside, *new, *gone)]

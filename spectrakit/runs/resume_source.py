@@ -179,7 +179,7 @@ def _judged_runs(
 def _passed_over(run: RunOutline, session: Session) -> str:
     "The note on a run that is done, and whose code is not today's; '' for others."
     code = code_change(run.environment.get("code"), session.code) if run.done else None
-    return f"; {run.path.name} is done, but was made with other code ({code}): the task trains anew" if code else ""
+    return f"; {run.path.name} is done, but was made with other code ({code}): it is not taken" if code else ""
 
 
 def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:
