@@ -246,6 +246,12 @@ def test_clocks_caches_locks_and_files_refuse_nothing(notebook, tmp_path):
     assert f._connection is None and f._CACHE == {} and f.Reader._file is None and not f.GUARD.locked()
     assert "own_changing.MISSING" not in module_state.carried() and "own_changing.TEMP" not in module_state.carried()
     assert f.connection() and f.cached("a")
+    for module in (m, f):
+        module.TEMP.close()  # else a process that a later test forks may delete the file first
+    gc.collect()
+    assert not [
+        each for each in gc.get_objects() if type(each) is type(m.TEMP) and each.name not in (m.TEMP.name, f.TEMP.name)
+    ]
 
 
 def test_a_rank_keeps_what_its_own_variables_say(notebook, tmp_path, monkeypatch):
