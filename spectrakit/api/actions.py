@@ -25,6 +25,7 @@ from typing import Any, cast
 from .preflight import refuse_expensive
 from .run import Run, note_submission, open_run, summarize, task_of
 from ..cell.live import make_view, prints_log
+from ..checkpoint.arrays import read_arrays
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import P, R, asked_settings, override, takes_words
 from ..config.profile_files import place
@@ -45,11 +46,10 @@ from ..handover.request import RunRequest, new_request
 from ..jobs.prediction import PARTIAL, Target, submission_file
 from ..launch.launcher import Outcome, launch, tidy_checkpoints
 from ..predictions.ensemble import HOW, check_how
-from ..predictions.prediction_spool import load_arrays
 from ..predictions.predictions import Predicted
 from ..predictions.submission_file import SubmissionState, check_is_csv, read_record, record_stream
 from ..runs.events import EventLog, log_file, write_metrics_csv
-from ..runs.groups import check_made_here
+from ..runs.groups import check_made_here, check_sources
 from ..runs.history import outline, read_overview
 from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
@@ -253,7 +253,9 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     session = session_of(task, request)
     with contextlib.ExitStack() as claim:  # another process looks for a run when that of this call is locked
         with _before_the_run():
-            peer or claim.enter_context(claiming(Path(request.config.run.dir)))
+            if not peer:
+                check_sources(request.config, request.trust)
+                claim.enter_context(claiming(Path(request.config.run.dir)))
             plan = plan_resume(request.config, session, peer)
         is_logged = plan.kind == "new" and prints_log(config.run.console)  # as its log says first
         if show and plan.reason and not peer and config.run.console != "none" and not is_logged:
@@ -429,7 +431,9 @@ def settings_to_use(run: Run, task: Any, trust: bool, words: Sequence[str] = ())
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
     for note in notes:
         print(note, file=sys.stderr)
-    return override(config, *words) if words else config
+    config = override(config, *words) if words else config
+    check_sources(config, trust or run.trusted)
+    return config
 
 # %% ../../nbs/60_api/02_actions.ipynb #9a84b177
 _ODD = ("in place of the best", "are not finite", "left out")
@@ -451,7 +455,7 @@ def _taken(outcome: Outcome, name: str, folder: Path, table: Path | None) -> Pre
     if not whole or mended or any(note in outcome.reason for note in _ODD):
         print(f"{name}: {outcome.reason}{'' if whole else content}", file=sys.stderr)
     file = folder / ("predictions.npz" if whole else PARTIAL)
-    return Predictions(load_arrays(file), file, table, read_record(folder, table))
+    return Predictions(read_arrays(file), file, table, read_record(folder, table))
 
 # %% ../../nbs/60_api/02_actions.ipynb #18d35251
 def _predict(
@@ -674,7 +678,8 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
     - `resume`: 'auto', a run, its name, or a checkpoint, in place of the setting resume.source (default None)
     - `predict`: a file for test predictions as a table, made afterwards (default None)
     - `show`: whether to print how it goes (default True)
-    - `trust`: whether resume='auto' may return a finished run that was not made here (default False)
+    - `trust`: whether resume='auto' may return a finished run, and settings may name a cross-validation to learn from,
+    that was not made here (default False)
     - `on_error`: 'return' or 'raise' where the run fails (default None: 'raise' in a batch run without `predict`, also
     where papermill or nbconvert runs the notebook, so that the cells after it are not run; a cell that writes a
     submission ends well)
@@ -730,7 +735,7 @@ def resume(
         return _finish_done(run)
     config = _with_source(override(settings_to_use(run, task, trust), *overrides), run)
     with ends_softly():
-        request = new_request(config)
+        request = replace(new_request(config), trust=trust)
         done = _train(resolve_task(run, task, config), config, request, show, [])
         if done.ended is None:
             seal_after(done.path, request.platform, show)

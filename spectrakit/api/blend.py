@@ -30,13 +30,14 @@ from spectrakit.api.blend_weights import (
 )
 from .cross_validation import CrossValidation, cv_facts, kept_runs
 from .run import open_run
+from ..checkpoint.arrays import array_facts, read_arrays
 from ..config.compose import compose
 from ..data.fingerprint import fingerprint_change
 from ..data.folds import read_folds
 from ..handover.job import load_task
 from ..jobs.mean_submission import MeanSubmission
 from ..predictions.ensemble import match_rows
-from ..predictions.prediction_spool import load_arrays, read_facts, stored_arrays
+from ..predictions.prediction_spool import stored_arrays
 from ..predictions.predictions import Predicted, ids_in, lengths_of
 from ..predictions.submission_file import check_is_csv
 from ..runs.groups import check_made_here
@@ -116,9 +117,9 @@ def _tests_in(
     "(the test predictions, their ids, what is known of the test samples) of a cross-validation."
     if not (file := path / "predictions.npz").is_file():
         return None, {}, None
-    arrays = load_arrays(file)
+    arrays = read_arrays(file)
     test = {name: arrays[name] for name in outputs if name in arrays}
-    return test or None, ids_in(arrays), read_facts(file).get("data")
+    return test or None, ids_in(arrays), array_facts(file).get("data")
 
 # %% ../../nbs/60_api/09_blend.ipynb #7664d1d1
 def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Source:
@@ -141,16 +142,17 @@ def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Sourc
     if status != "completed":
         raise RequestError(f"{path.name} is {status}: some folds are missing. Go on with it: resume={str(path)!r}.")
     try:
-        arrays = load_arrays(path / "out_of_fold.npz")
+        arrays = read_arrays(path / "out_of_fold.npz")
     except (RequestError, OSError) as error:
         mend = f"Have it made anew: resume={str(path)!r}"
         raise RequestError(f"out_of_fold.npz of {path.name} is spoiled. {mend} ({error})") from None
+    check_made_here(sorted(path.glob("*.npz")), trust or getattr(given, "trusted", False))
     outputs = _outputs(predicted := Predicted(arrays))
     if not len(outputs) or predicted.targets is None:
         raise RequestError(f"{path.name} has no predictions with targets. A blend needs both.")
     _check_has_mean(path.name, predicted, runs)
     files = [run / "out_of_fold.npz" for run in runs if "-seed-" not in run.parent.name]  # each seed has the same
-    sizes = [] if (path / "folds.npz").is_file() else [len(load_arrays(file)["targets"]) for file in files]
+    sizes = [] if (path / "folds.npz").is_file() else [len(read_arrays(file)["targets"]) for file in files]
     held, division = _division(path, len(predicted.targets), sizes)
     test, test_ids, data = _tests_in(path, outputs)
     run = next(iter(runs), None)

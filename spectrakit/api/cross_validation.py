@@ -43,6 +43,7 @@ from spectrakit.api.trial import (
     run_to_go_on_with,
     staying,
 )
+from ..checkpoint.arrays import array_facts, read_arrays, save_arrays
 from ..checks.run_forecast import span
 from ..config.compose import compose, override, takes_words
 from ..config.schema import Config
@@ -54,11 +55,10 @@ from ..handover.request import new_request
 from ..jobs.mean_submission import MeanSubmission
 from ..jobs.replay import Replayed, score_of_predictions
 from ..predictions.ensemble import Together, mean_of_models
-from ..predictions.prediction_spool import load_arrays, read_facts, save_arrays
 from ..predictions.predictions import Predicted, ids_in, lengths_of
 from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
-from ..runs.groups import DONE
+from ..runs.groups import DONE, check_sources
 from ..runs.history import follow
 from ..runs.run_dir import GROUP_ORIGIN, Busy, check_links, claiming, is_locked, locked
 from ..system.errors import RequestError
@@ -715,6 +715,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trus
     "The cross-validation in `path`, before its first run."
     request = new_request(config)
     writes = request.place is None or request.place.rank == 0
+    check_sources(config, trust or not writes)
     facts = {**cv_facts(path), "status": "running", "reason": ""}
     f = Folding(
         task,
@@ -926,9 +927,9 @@ def _kept_tests(f: Folding, trials: Sequence[TrialResult]) -> tuple[dict[str, An
         print(f"{f.path.name}: {together.note}", file=sys.stderr)
     if not together.arrays:
         return {}, together.note
-    data = read_facts(trials[0].run.path / "predictions.npz").get("data")
+    data = array_facts(trials[0].run.path / "predictions.npz").get("data")
     save_arrays(f.path / "predictions.npz", together.arrays, {"data": data})
-    return load_arrays(f.path / "predictions.npz"), together.note
+    return read_arrays(f.path / "predictions.npz"), together.note
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #8f99d052
 def _gather(f: Folding, status: str) -> CrossValidation:
@@ -936,7 +937,7 @@ def _gather(f: Folding, status: str) -> CrossValidation:
     path, seeds, made = f.path, f.config.folds.seeds, f.made
     trials = tuple(trial for _, trial in sorted(made.items()))
     files, file = _files(f), path / FOLDS
-    lists = frozenset(name for each in files.values() for name in read_facts(each).get("lists", ()))
+    lists = frozenset(name for each in files.values() for name in array_facts(each).get("lists", ()))
     folds = read_folds(file) if file.is_file() else None
     metric = next((trial.metric for trial in trials if trial.metric), "")
     parts, joined = _held_out(f, folds, files, lists)
@@ -950,7 +951,7 @@ def _gather(f: Folding, status: str) -> CrossValidation:
         def config_at(number: int) -> Config:
             return _config_of(f.config, path, *divmod(number, seeds), f.itself)
 
-        arrays = {number: load_arrays(each) for number, each in files.items()}
+        arrays = {number: read_arrays(each) for number, each in files.items()}
         scoring = _Scoring(_made(f.task, trials[0].run), metric, folds, seeds, made, arrays, parts, config_at, lists)
         score, single, missing = _scores(scoring, min(60.0, f.left_s or 60.0))
         if score is not None and _score_without_views(scoring.task, f.config):
@@ -1097,7 +1098,7 @@ def _numbers_in(name: str) -> tuple[int, ...]:
 def _arrays_in(path: Path, name: str) -> dict[str, Any]:
     file = path / name
     try:
-        return load_arrays(file) if is_inside(path, file) else {}
+        return read_arrays(file) if is_inside(path, file) else {}
     except (RequestError, OSError) as error:
         print(error, file=sys.stderr)
         return {}

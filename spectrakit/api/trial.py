@@ -22,7 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .actions import fit
 from .run import Run, list_runs
-from ..checkpoint.arrays import array_heads
+from ..checkpoint.arrays import are_own_arrays, array_heads
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import compose, diff, snapshot, takes_words
 from ..config.schema import Config
@@ -131,19 +131,22 @@ def _is_spoiled(file: Path) -> bool:
     return False
 
 
-def _predict_held_out(task: Any, run: Run, config: Config) -> tuple[Path | None, str]:
+def _predict_held_out(task: Any, run: Run, config: Config, trust: bool) -> tuple[Path | None, str]:
     """Predict what a run has held out, unless that was done; None where the run cannot be predicted with.
 
-    Beside it the run's status, or how the predictions were cut: interrupted, out_of_time.
+    Beside it the run's status, or how the predictions were cut: interrupted, out_of_time. `trust`: whether predictions
+    count that were not made here.
     """
     file = run.path / "out_of_fold.npz"
     wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
     for spoiled in filter(_is_spoiled, wanted):
         spoiled.unlink()  # such as of a full disk: made anew where there is a checkpoint
-    if all(each.is_file() for each in wanted):
+    there = [each for each in (*wanted, run.path / "predictions.npz") if each.is_file()]
+    own = trust or all(map(are_own_arrays, there))
+    if own and set(wanted) <= set(there):
         return file, run.status
     if find_checkpoint(run.path / "checkpoints", "BEST")[0] is None:
-        return (file if file.is_file() else None), run.status
+        return (file if own and file in there else None), run.status
     with ends_softly():
         outcome = launch(
             Job(PREDICT, run.path, new_request(config), None, run.path, {"held_out": True}), task, lambda: None
@@ -272,12 +275,12 @@ def run_single_trial(  # noqa: PLR0913  what a run is begun with; all but the se
     run = run_to_go_on_with(Path(config.run.dir), trust)
     if run is None or run.status not in DONE:
         with _reported_to(TrialLog(Path(config.run.dir), trust=trust), handle) as pruned:
-            run = fit(task, config, resume=run, show=show, on_error="return")
+            run = fit(task, config, resume=run, show=show, trust=trust, on_error="return")
         if pruned and run.status == "interrupted":
             return replace(result_of(run, time.monotonic() - began), status="pruned")
     out_of_fold, status = None, run.status
     if predict and run.status in DONE and config.checkpoint.enabled:
-        out_of_fold, status = _predict_held_out(task, run, config)
+        out_of_fold, status = _predict_held_out(task, run, config, trust)
     return replace(result_of(run, time.monotonic() - began), status=status, out_of_fold=out_of_fold)
 
 # %% ../../nbs/60_api/06_trial.ipynb #c1066448
@@ -418,6 +421,7 @@ class ManyFolders:
         try:
             if (found / DIVISION).is_file():
                 read_folds(found / DIVISION)
+                check_made_here([found / DIVISION], self.trust)
             self.check(found)
             here = found.resolve().parent == Path(config.run.dir).resolve()
             if here and _may_write(found):

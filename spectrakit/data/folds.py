@@ -7,7 +7,6 @@ __all__ = ['Folds', 'choose_kind', 'make_folds', 'write_folds', 'read_folds', 'k
 
 # %% ../../nbs/22_data/09_folds.ipynb #462d6a53
 import hashlib
-import io
 import json
 import warnings
 from collections.abc import Callable
@@ -17,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.arrays import MOST_COMPRESSED, read_arrays
+from ..checkpoint.arrays import read_arrays, save_arrays
 from ..config.schema import Config, FoldsConfig
 from ..system.errors import RequestError
-from ..system.files import write_atomic
 
 # %% ../../nbs/22_data/09_folds.ipynb #e10e3197
 @dataclass(frozen=True)
@@ -182,11 +180,8 @@ def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None,
 # %% ../../nbs/22_data/09_folds.ipynb #c3e673a7
 def write_folds(path: Path, folds: Folds) -> None:
     "Keep a division; a file that is there is replaced whole."
-    buffer = io.BytesIO()
     facts = json.dumps({"kind": folds.kind, "count": folds.count, "sha256": folds.sha256, "note": folds.note})
-    write = np.savez_compressed if folds.held.nbytes < MOST_COMPRESSED - 2**20 else np.savez
-    write(buffer, held=folds.held, facts=np.frombuffer(facts.encode(), dtype=np.uint8))
-    write_atomic(path, buffer.getvalue())
+    save_arrays(path, {"held": folds.held, "facts": np.frombuffer(facts.encode(), dtype=np.uint8)})
 
 
 def read_folds(path: Path) -> Folds:

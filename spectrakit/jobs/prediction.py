@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.arrays import save_arrays
 from ..checkpoint.frozen_base import left_out_of
 from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
 from ..checks.diagnosis import explained
@@ -25,7 +26,7 @@ from ..contract.task import check_task, collate_of, provides
 from ..data.fingerprint import dataset_fingerprint, tensors_hash
 from ..data.loaders import Batches, Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
-from ..predictions.prediction_spool import PredictionSpool, save_arrays
+from ..predictions.prediction_spool import PredictionSpool
 from ..predictions.predictions import columns_of, lengths_of
 from ..predictions.submission import find_sample
 from ..predictions.submission_file import SubmissionFile, write_predictions, write_prior

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..checkpoint.arrays import read_arrays
 from ..data.folds import read_folds
-from .prediction_spool import load_arrays
 from ..system.errors import RequestError
 
 # %% ../../nbs/38_predictions/06_earlier_predictions.ipynb #83f359e4
@@ -30,7 +30,7 @@ def check_division(path: Path, sha256: str) -> None:
 # %% ../../nbs/38_predictions/06_earlier_predictions.ipynb #215979f6
 def _predictions(file: Path) -> np.ndarray:
     "The array `predictions` of a file. RequestError where it is missing."
-    arrays = load_arrays(file)
+    arrays = read_arrays(file)
     if "predictions" not in arrays:
         raise RequestError(
             f"{file.name} of {file.parent.name} holds {', '.join(arrays)}: `predict` returns several arrays, and what "

@@ -16,16 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint.arrays import array_facts, read_arrays
 from ..contract.task import provides
 from ..data.batch_forms import is_id
-from spectrakit.predictions.prediction_spool import (
-    SpooledColumn,
-    StoredArray,
-    load_arrays,
-    read_facts,
-    rows_at_once,
-    stored_arrays,
-)
+from .prediction_spool import SpooledColumn, StoredArray, rows_at_once, stored_arrays
 from .predictions import ids_in, join_column, lengths_of
 from ..system.errors import RequestError, did_you_mean
 
@@ -420,7 +414,7 @@ def _mean_column(task: Any, name: str, columns: Sequence[StoredArray], folder: P
 
 def _lists_in(files: Sequence[Path], stored: _Files) -> set[str]:
     "The columns that have no mean, with their lengths: lists, and what has another shape in each file."
-    lists = {name for file in files for name in read_facts(file).get("lists", ())}
+    lists = {name for file in files for name in array_facts(file).get("lists", ())}
     lists |= {name for each in stored for name in each if lengths_of(name) in each}
     for name in stored[0]:
         shapes = {each[name].shape[1:] for each in stored if name in each}
@@ -478,7 +472,7 @@ def mean_of_models(files: Sequence[Path], folder: Path | None = None, task: Any 
     RequestError where the files do not hold the same samples, or `merge` returns something else.
     """
     if len(files) == 1:
-        return Together(load_arrays(files[0]))
+        return Together(read_arrays(files[0]))
     stored, note = in_one_order([stored_arrays(file) for file in files])
     lists = _lists_in(files, stored)
     if task is not None and provides(task, "merge"):

@@ -116,8 +116,8 @@ def _open_stream(path: Path) -> IO[bytes]:
 # %% ../../nbs/00_system/08_files.ipynb #6198be56
 def open_new(path: Path) -> IO[bytes]:
     "A file that was not there before and that this user alone may read, open for writing. OSError where one is there."
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o600), "w+b")
 
 
 @functools.cache

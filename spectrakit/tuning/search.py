@@ -32,7 +32,7 @@ from ..config.schema import Config
 from ..handover.job import load_task, with_task
 from ..handover.request import RunRequest, new_request
 from ..predictions.held_out import divides_itself
-from ..runs.groups import DONE, check_made_here, foreign_members
+from ..runs.groups import DONE, check_made_here, check_sources, foreign_members
 from ..runs.run_dir import GROUP_ORIGIN, check_links, claiming
 from ..system.errors import RequestError
 from ..system.files import is_inside
@@ -273,6 +273,7 @@ def _open(task: Any, config: Config, resume: str | Path | None, trust: bool) -> 
     if config.search.final_share and not config.checkpoint.enabled:
         raise RequestError("search.final_share is for a run with a checkpoint, and checkpoint.enabled is false.")
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
+    check_sources(config, trust)
 
     def check(folder: Path) -> None:
         check_made_here(foreign_members(folder), trust)  # their values stand in the journal: they are not trained again

@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import log_loss
 
 import spectrakit as sk
+from spectrakit.checkpoint.arrays import save_arrays
 from spectrakit.data.folds import Folds, write_folds
-from spectrakit.predictions.prediction_spool import save_arrays
 from spectrakit.runs.run_dir import write_mark
 from spectrakit.system.errors import RequestError
 

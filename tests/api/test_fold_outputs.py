@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import spectrakit as sk
+from spectrakit.checkpoint.arrays import save_arrays
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.predictions.ensemble import mean_of_models
-from spectrakit.predictions.prediction_spool import save_arrays
 
 WORDS = ("trainer.accelerator=cpu", "launch.mode=inline", "data.batch_size=8", "trainer.max_epochs=1", "run.dir=runs")
 

@@ -14,6 +14,7 @@ import spectrakit as sk
 from helpers import tree_hashes
 from spectrakit.api.trial import TrialLog, run_to_go_on_with
 from spectrakit.config.compose import compose
+from spectrakit.predictions.extra_columns import extra_columns
 from spectrakit.runs.run_dir import is_foreign
 from spectrakit.system.errors import RequestError
 from tasks import Line
@@ -46,7 +47,7 @@ class Numbered(Line):
         return TensorDataset(torch.zeros(4, 3))
 
     def model(self, cfg):
-        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+        return nn.Sequential(nn.Linear(3 + extra_columns(cfg), 1), nn.Flatten(0))
 
     def predict(self, model, batch):
         return batch[0][:, 0] + self.added
@@ -174,7 +175,8 @@ def test_a_blend_and_a_prediction_together_ask_for_each_member(here, stranger):
     for given in ((mine.path, theirs.path), (mine, sk.open_cross_validation(theirs.path))):
         with pytest.raises(RequestError, match=f"Nothing proves that .*{theirs.path.name}"):
             sk.blend(*given)
-    assert sk.blend(mine.path, theirs.path, trust=True).names == (mine.path.name, theirs.path.name)
+    together = sk.blend(mine.path, theirs.path, trust=True).names
+    assert [name.removesuffix(" (2)") for name in together] == [mine.path.name, theirs.path.name]
     assert sk.blend(mine, sk.open_cross_validation(theirs.path, trust=True)).names
     shutil.rmtree(mine.path / "fold-0")  # a stranger's fold in the place of one's own, which the facts name
     shutil.copytree(theirs.path / "fold-0" / theirs.runs[0].path.name, mine.runs[0].path)
@@ -184,3 +186,90 @@ def test_a_blend_and_a_prediction_together_ask_for_each_member(here, stranger):
         with pytest.raises(RequestError, match="Nothing proves"):
             sk.predict(Numbered(), runs=[group])
     assert len(sk.predict(Numbered(), runs=[mine.path], trust=True).values) == 4
+
+
+# arrays in folders that were made here
+
+
+def swap(theirs: sk.CrossValidation, mine: sk.CrossValidation, *names: str) -> None:
+    "Put a stranger's arrays in the place of one's own; the marks of runs and groups stay."
+    for name in names:
+        source = theirs.path if name.count("/") == 0 else theirs.runs[int(name[5])].path
+        target = mine.path if name.count("/") == 0 else mine.runs[int(name[5])].path
+        shutil.copy(source / Path(name).name, target / Path(name).name)
+
+
+@pytest.fixture
+def both(here, stranger):
+    "Two cross-validations with the same folds, one's own and a stranger's."
+    with stranger():
+        theirs = folds(added(THEIRS), "run.dir=theirs", "folds.predict_train=true")
+    return folds(Numbered(), "folds.predict_train=true"), theirs
+
+
+@pytest.mark.parametrize("name", ["out_of_fold.npz", "predictions.npz", "train.npz"])
+def test_a_stranger_s_arrays_in_an_own_run_are_predicted_anew(both, name):
+    mine, theirs = both
+    swap(theirs, mine, f"fold-0/{name}")
+    assert not is_foreign(mine.runs[0].path)
+    again = folds(Numbered(), "folds.predict_train=true", resume=mine.path)
+    assert again.runs[0].path == mine.runs[0].path and again.values.max() < THEIRS
+    assert np.max(again.test["predictions"]) < THEIRS
+    assert np.load(mine.runs[0].path / name)["predictions"].max() < THEIRS
+    swap(theirs, mine, f"fold-0/{name}")
+    folds(Numbered(), "folds.predict_train=true", resume=mine.path, trust=True)
+    assert np.load(mine.runs[0].path / name)["predictions"].max() >= THEIRS
+
+
+@pytest.mark.parametrize("name", ["out_of_fold.npz", "predictions.npz"])
+def test_a_stranger_s_arrays_in_an_own_group_are_blended_with_consent_alone(both, name):
+    mine, theirs = both
+    swap(theirs, mine, name)
+    with pytest.raises(RequestError, match=f"Nothing proves that .*{name}.*--trust"):
+        sk.blend(mine.path, sk.open_cross_validation(mine.path))
+    assert sk.blend(mine.path, mine.path, trust=True).names
+    again = folds(Numbered(), "folds.predict_train=true", resume=mine.path)
+    assert again.values.max() < THEIRS and sk.blend(again, again).names
+
+
+def test_a_stranger_s_division_in_an_own_group_is_not_gone_on_with(both):
+    mine, theirs = both
+    swap(theirs, mine, "folds.npz")
+    with pytest.raises(RequestError, match=r"Nothing proves that .*folds\.npz"):
+        folds(Numbered(), "folds.predict_train=true", resume=mine.path)
+
+
+@pytest.mark.parametrize("key", ["pseudo", "distill", "columns"])
+@pytest.mark.parametrize("swapped", ["", "fold-1/predictions.npz", "out_of_fold.npz"])
+def test_what_a_run_learns_from_was_made_here_or_is_agreed_to(both, key, swapped):
+    mine, theirs = both
+    source = theirs.path
+    if swapped:
+        swap(theirs, mine, swapped)
+        source = mine.path
+    words = (f"folds.{key}={source}", "folds.count=2")
+    with pytest.raises(RequestError, match="Nothing proves that .*--trust"):
+        folds(Numbered(), *words, "run.dir=after")
+    for call in (sk.fit, sk.search):
+        with pytest.raises(RequestError, match="Nothing proves that .*--trust"):
+            call(
+                Numbered(),
+                *(SEARCH if call is sk.search else WORDS),
+                *words,
+                "folds.fold=0",
+                "run.dir=after",
+                show=False,
+            )
+    assert not list(Path("after").glob("*/**/checkpoints"))
+    assert folds(Numbered(), *words, "run.dir=after", trust=True).status == "completed"
+
+
+def test_a_run_with_columns_of_a_group_made_here_goes_on_and_predicts(both):
+    mine, theirs = both
+    words = (f"folds.columns={mine.path}", "folds.count=2", "folds.fold=0")
+    run = sk.fit(Numbered(), *WORDS, *words, show=False)
+    assert len(sk.predict(Numbered(), run).values) == 4
+    swap(theirs, mine, "predictions.npz")
+    with pytest.raises(RequestError, match=r"Nothing proves that .*predictions\.npz"):
+        sk.predict(Numbered(), run)
+    assert len(sk.predict(Numbered(), run, trust=True).values) == 4

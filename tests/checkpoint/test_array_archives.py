@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from spectrakit.checkpoint import arrays
-from spectrakit.checkpoint.arrays import array_facts, array_heads, check_stored, read_arrays
+from spectrakit.checkpoint.arrays import array_facts, array_heads, check_stored, read_arrays, save_arrays
 from spectrakit.checkpoint.store import CheckpointContent, CheckpointError, load_state, save_checkpoint
 from spectrakit.data.folds import Folds, read_folds, write_folds
-from spectrakit.predictions.prediction_spool import load_arrays, read_facts, save_arrays, stored_arrays
+from spectrakit.predictions.prediction_spool import stored_arrays
 from spectrakit.reports.report_sections import read_predictions
 from spectrakit.runs.events import LONGEST_LINE, EventReader, lines_of
 from spectrakit.system.errors import RequestError
@@ -149,7 +149,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-@pytest.mark.parametrize("read", [read_arrays, load_arrays, read_folds, read_predictions])
+@pytest.mark.parametrize("read", [read_arrays, read_arrays, read_folds, read_predictions])
 def test_what_a_stranger_may_have_written_is_refused_in_little_memory(tmp_path, what, read):
     file = tmp_path / "predictions.npz"
     BAD[what](file)
@@ -189,13 +189,12 @@ def test_what_the_kit_writes_is_read(tmp_path, values, in_memory):
     found = read_arrays(file, in_memory=in_memory)
     np.testing.assert_array_equal(found["values"], values)
     assert found["values"].dtype == values.dtype and found["other"].tolist() == [0, 1, 2]
-    assert read_facts(file) == {"lists": ["values"]} and stored_arrays(file)["values"].shape == values.shape
+    assert array_facts(file) == {"lists": ["values"]} and stored_arrays(file)["values"].shape == values.shape
     np.savez(tmp_path / "b.npz", values=values)
     np.testing.assert_array_equal(read_arrays(tmp_path / "b.npz")["values"], values)
 
 
 def test_what_would_unfold_too_far_is_not_packed_and_folds_are_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("spectrakit.predictions.prediction_spool.MOST_COMPRESSED", 2**20 + 1000)
     monkeypatch.setattr(arrays, "MOST_COMPRESSED", 2**20 + 1000)
     given = {"a": np.zeros(600, "u1"), "b": np.zeros(600, "u1"), "c": np.zeros(300, "u1")}
     save_arrays(tmp_path / "a.npz", given)
@@ -209,7 +208,7 @@ def test_what_would_unfold_too_far_is_not_packed_and_folds_are_read_back(tmp_pat
 def test_odd_facts_are_none(tmp_path, comment):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as made:
         made.comment = comment
-    assert array_facts(tmp_path / "a.npz") == read_facts(tmp_path / "a.npz") == {}
+    assert array_facts(tmp_path / "a.npz") == array_facts(tmp_path / "a.npz") == {}
 
 
 # --- what torch has saved

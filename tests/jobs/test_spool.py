@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from spectrakit.checkpoint.arrays import read_arrays
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs.prediction import not_finite, predict_dataset, save_arrays
-from spectrakit.predictions.prediction_spool import PredictionSpool, load_arrays
+from spectrakit.predictions.prediction_spool import PredictionSpool
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 
@@ -73,7 +74,6 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
 
 
 def test_what_is_mapped_is_what_numpy_reads_and_stays_when_the_file_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("spectrakit.predictions.prediction_spool.IN_MEMORY", 0)
     arrays = {
         "predictions": np.arange(24.0).reshape(2, 3, 4),
         "mask": np.ones((3, 5), bool),
@@ -82,7 +82,7 @@ def test_what_is_mapped_is_what_numpy_reads_and_stays_when_the_file_is_replaced(
     arrays |= {"columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "complex": np.ones(3, "c8")}
     file = tmp_path / "predictions.npz"
     save_arrays(file, arrays)
-    found = load_arrays(file)
+    found = read_arrays(file, in_memory=0)
     assert [name for name, values in found.items() if isinstance(values, np.memmap)] == [
         "predictions",
         "columns",
@@ -93,4 +93,4 @@ def test_what_is_mapped_is_what_numpy_reads_and_stays_when_the_file_is_replaced(
     arrays["predictions"][1] = 7
     for name, values in arrays.items():
         np.testing.assert_array_equal(found[name], values)
-    assert load_arrays(file)["predictions"].sum() == 0
+    assert read_arrays(file)["predictions"].sum() == 0
