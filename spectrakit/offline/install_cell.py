@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .installer import DISTRIBUTION, IMPORTED, other_owners
 from ..system.errors import RequestError
+from ..system.files import open_regular
 
 # %% ../../nbs/23_offline/05_install_cell.ipynb #8245059b
 INSTALL_CELL = """\
@@ -103,7 +104,8 @@ def list_sha256(wheels: Path | str) -> str:
     """
     file = Path(wheels) / "wheelhouse.json"
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        with open_regular(file) as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise RequestError(
             f"{str(file)!r} cannot be read: {error.strerror}. Make the folder: spectrakit wheelhouse OUT"

@@ -165,7 +165,7 @@ _TABLE = (  # whose, its beginnings, what follows, and what may not
     ("Tailscale or Fly token", "tskey-auth- tskey-api- tskey-client- fo1_ fm1r_ fm2_", "[A-Za-z0-9+/_-]{20,400}={0,2}"),
     ("1Password or Neptune token", "ops_eyJ eyJhcGlfYWRkcmVz", "[A-Za-z0-9+/_-]{40,2000}={0,2}"),
     ("age key", "AGE-SECRET-KEY-1", "[A-Z0-9]{58}"),
-    ("signed token", "eyJ", r"[\w-]{10,4000}\.[\w-]{10,8000}\.[\w-]{10,2000}"),
+    ("signed token", "eyJ", r"(?:(?!eyJ)[\w-]){10,4000}+\.[\w-]{10,8000}+\.[\w-]{10,2000}"),
 )
 
 # %% ../../nbs/00_system/00_masking.ipynb #7dc14a73
