@@ -33,6 +33,7 @@ CACHE = Path(
 # What the tests need besides, in the platform's version where it has one, else in that of requirements-dev.lock.
 FOR_TESTS = (
     "chemotools",
+    "detect-secrets",
     "h5py",
     "hydra-core",
     "optuna",
