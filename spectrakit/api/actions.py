@@ -54,7 +54,7 @@ from ..runs.history import outline, read_overview
 from ..runs.outputs import seal_after
 from ..runs.resume_changes import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
-from ..runs.resume_source import plan_resume
+from ..runs.resume_source import ResumePlan, plan_resume
 from spectrakit.runs.run_dir import (
     Session,
     check_links,
@@ -241,6 +241,15 @@ def session_of(task: Any, request: RunRequest) -> Session:
     code = code_fingerprint(task)
     return Session(request.platform, request.limit, request.place, request.auto, code, request.trust)
 
+# %% ../../nbs/60_api/02_actions.ipynb #anno0001
+def _announce(plan: ResumePlan, console: str) -> None:
+    "Print the reason of a plan, unless the log says it first; without a view only that a finished run is not taken."
+    is_logged = plan.kind == "new" and prints_log(console)
+    if console != "none" and plan.reason and not is_logged:
+        print(plan.reason, flush=True)
+    elif console == "none" and plan.passed_over:
+        print(f"A new run begins: {plan.passed_over}.", file=sys.stderr)
+
 # %% ../../nbs/60_api/02_actions.ipynb #83e0b0a7
 def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: list[int], predict: Any = None) -> Run:
     """Begin a run, or go on with the one that resume.source leads to. A run that is done is returned as it is.
@@ -257,9 +266,8 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
                 check_sources(request.config, request.trust)
                 claim.enter_context(claiming(Path(request.config.run.dir)))
             plan = plan_resume(request.config, session, peer)
-        is_logged = plan.kind == "new" and prints_log(config.run.console)  # as its log says first
-        if show and plan.reason and not peer and config.run.console != "none" and not is_logged:
-            print(plan.reason, flush=True)
+        if not peer:
+            _announce(plan, config.run.console if show else "none")
         if plan.kind == "done":
             assert plan.run is not None  # the run that is done
             return _finish_done(Run(plan.run, given))

@@ -7,6 +7,7 @@ __all__ = ['CODE', 'is_free', 'is_allowed', 'same_task', 'effective_batch', 'kee
            'changes_text', 'code_change', 'check_changes']
 
 # %% ../../nbs/35_runs/04_resume_changes.ipynb #2025d848
+import builtins
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -153,7 +154,9 @@ def code_change(before: Any, now: Any) -> str | None:
     both = set(before) & set(now)
     changed = sorted((p for p in both if before[p] != now[p]), key=lambda p: ("." not in p, p))
     new, gone = sorted(set(now) - both), sorted(set(before) - both)
-    inside = [p for p in (*new, *gone) if p.rpartition(".")[0] in both]  # methods of a class that is there still
+    inside = [  # methods of a class that is there still, and names that hide one of Python's
+        p for p in (*new, *gone) if p.rpartition(".")[0] in both or hasattr(builtins, p.rpartition(":")[2])
+    ]
     if not changed and not inside and not (new and gone):
         return None
     words = [_name_of(p) for p in changed] or [_name_of(p) for p in (*inside, *new, *gone)]

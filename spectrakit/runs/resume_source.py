@@ -53,6 +53,7 @@ class ResumePlan:
     changed: dict = field(default_factory=dict)  # settings that were allowed to change: key → (before, now)
     environment: dict = field(default_factory=dict, repr=False)  # environment.json of that run
     foreign: bool = False  # whether nothing proves that it was made here
+    passed_over: str = ""  # a finished run that is not taken, and why; a new one begins
 
     @property
     def goes_on(self) -> bool:
@@ -254,7 +255,8 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     _raise_refusal(refused, free)
     where = ", ".join(str(folder) for folder, _ in folders if next(folder.glob("*"), None))
     none = f"no run of this task to resume was found in {where}" if where else "there are no runs here yet"
-    return ResumePlan("new", f"resume.source=auto: {none}; a new one begins{note}{passed}{unread_text(unread)}")
+    reason = f"resume.source=auto: {none}; a new one begins{note}{passed}{unread_text(unread)}"
+    return ResumePlan("new", reason, passed_over=passed.strip(" ;()"))
 
 # %% ../../nbs/35_runs/05_resume_source.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:

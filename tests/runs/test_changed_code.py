@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import linecache
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.contract.task_code import code_fingerprint
 from spectrakit.runs.events import last_event
+from spectrakit.runs.resume_changes import code_change
 from spectrakit.system.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -96,6 +98,12 @@ def test_a_finished_run_is_not_the_result_of_other_code(written, capsys):
     )
     assert fit_again.path != first.path and fit_again.status == "completed"
     assert f"{first.path.name} is done, but was made with other code (datasets of Mine)" in capsys.readouterr().out
+    third = train(written(near="def scaled(x):\n    return 3.0 * x\n"))
+    assert third.path not in (first.path, fit_again.path)
+    printed = capsys.readouterr().err  # also where nothing else is shown
+    assert printed.count("A new run begins: ") == 1 and "is done, but was made with other code (" in printed
+    assert train(written(near="def scaled(x):\n    return 3.0 * x\n")).path == third.path
+    assert "A new run begins" not in capsys.readouterr().err
 
 
 def test_a_run_without_a_fingerprint_goes_on_as_before(written):
@@ -233,3 +241,287 @@ def test_code_that_is_not_used_may_change(here, place):
 )
 def test_what_a_script_does_with_its_task_is_not_its_code(here, after):
     assert prints(here, {"after": after}, "1.0") == prints(here, {"after": after}, "2.0")
+
+
+# names are read by Python's rules: N stands for a value that must not count in the first table, and must in the second
+
+NO_USE = {
+    "nobody reads it": dict(top="x = {number}"),
+    "parameter": dict(top="batch = {number}"),
+    "variable": dict(top="t = {number}", inner="t = 1", value="t"),
+    "comprehension": dict(top="k = {number}", value="sum([k for k in (1, 2)])"),
+    "nested comprehension": dict(top="a = {number}", value="sum(a + b for a in (1, 2) for b in (a, 3))"),
+    "lambda": dict(top="u = {number}", value="(lambda u=2: u)()"),
+    "inner function": dict(top="p = {number}", inner="def q(p, *r, s=1):\n            return p + s", value="q(1)"),
+    "attribute": dict(top="mean = {number}"),
+    "attribute of the class": dict(top="k = {number}", value="self.k"),
+    "keyword": dict(top="lr = {number}", value="dict(lr=1)['lr']"),
+    "name bound by with": dict(
+        top="f = {number}", inner="with torch.no_grad() as f:\n            pass", value="1 if f else 2"
+    ),
+    "name bound by except": dict(
+        top="e = {number}", inner="try:\n            pass\n        except OSError as e:\n            raise e"
+    ),
+    "name bound by match": dict(
+        top="m = {number}", inner="match 2:\n            case m:\n                pass", value="m"
+    ),
+    "name bound by :=": dict(top="w = {number}", value="[w := 1, w][1]"),
+    "local import": dict(top="math = {number}", inner="import math", value="math.pi"),
+    "docstring": dict(inner='"{number}"'),
+    "comment": dict(inner="pass  # {number}"),
+    "half of a pair": dict(top="A, B = 1, {number}", value="A"),
+    "neighbour in a block": dict(top="if torch:\n    A = 1\n    B = {number}", value="A"),
+    "another name of a module": dict(top="import helper as h", value="h.K1", other=True),
+    "name of the class": dict(top="z = {number}\n\nclass C:\n    z = 1\n    y = z + 1", value="C.y"),
+    "type of a class": dict(
+        top="dim = {number}\n\nclass C:\n    def f(self, dim: int):\n        return dim", value="C().f(1)"
+    ),
+    "own use of eval": dict(top="k = {number}", inner="model.eval()", value="self.k"),
+    "order of definitions": dict(top="if {number} > 1:\n    pass\nA = 1", value="A"),
+    "main block": dict(after="if __name__ == '__main__':\n    x = {number}"),
+    "name of a class above": dict(top="class C:\n    z = {number}\n\nz = 1", value="z"),
+}
+USE = {
+    "value": dict(top="x = {number}", value="x"),
+    "condition": dict(top="if {number} > 1:\n    A = 1\nelse:\n    A = 2", value="A"),
+    "error that is expected": dict(
+        top="try:\n    import nowhere as n\nexcept ImportError:\n    n = {number}", value="n"
+    ),
+    "field of a dataclass": dict(
+        top="from dataclasses import dataclass\n\n@dataclass\nclass C:\n    lr: float = {number}", value="C().lr"
+    ),
+    "all names of a module": dict(top="from helper import *", value="fa()"),
+    "all names of a package that hands on all names": dict(top="from pack.more import *", value="f()"),
+    "constant of a package": dict(top="from pack.more import weight", value="weight()"),
+    "other library function of a module's": dict(top="import pack.more as p", value="p.root(1)"),
+    "name that is made by eval": dict(top="k = {number}", value="eval('k')"),
+    "name that is made by globals": dict(top="k = {number}", value="globals()['k']"),
+    "module by name": dict(top="import importlib\nk = {number}", value="importlib.import_module(__name__).k"),
+    "name of a module by getattr": dict(top="import helper", value="getattr(helper, 'fa')()"),
+    "name that a module makes": dict(top="import helper", value="helper.made()"),
+    "module and a name of it": dict(top="import helper", value="getattr(helper, 'f' + 'a')() + helper.K1"),
+    "function in a comprehension": dict(top="def f(x):\n    return {number}", value="sum(f(k) for k in (1, 2))"),
+    "lambda": dict(top="f = lambda x: x * {number}", value="f(1)"),
+    "named value": dict(top="x = {number}", inner="if (y := x):\n            pass", value="y"),
+    "nested function": dict(top="x = {number}", inner="def f():\n            return x", value="f()"),
+    "counted up": dict(top="x = {number}\nx += 1", value="x"),
+    "half of a pair": dict(top="A, B = {number}, 2", value="A"),
+    "pair from itself": dict(top="A = {number}\nA, B = A + 1, A", value="B"),
+    "loop variable": dict(top="for k in ({number},):\n    A = k", value="A"),
+    "metaclass": dict(top="class M(type):\n    n = {number}\n\nclass C(metaclass=M):\n    pass", value="C.n"),
+    "default": dict(top="x = {number}\n\ndef f(y=x):\n    return y", value="f()"),
+    "decorator": dict(
+        top="def by(n):\n    return lambda f: lambda x: n * f(x)\n\n@by({number})\ndef g(x):\n    return x",
+        value="g(1)",
+    ),
+    "decorator's body": dict(
+        top="def twice(f):\n    return lambda x: {number} * f(x)\n\n@twice\ndef g(x):\n    return x", value="g(1)"
+    ),
+    "property": dict(
+        top="x = {number}\n\nclass Base:\n    @property\n    def k(self):\n        return x", value="Base().k"
+    ),
+    "nested class": dict(
+        top="x = {number}\n\nclass O:\n    class I:\n        def v(self):\n            return x", value="O.I().v()"
+    ),
+    "first list of a comprehension": dict(top="k = [{number}]", value="sum(k for k in k)"),
+    "class body before it is bound": dict(top="z = {number}\n\nclass C:\n    z = z", value="C.z"),
+    "method reads the module, not the class": dict(
+        top="z = {number}\n\nclass C:\n    z = 1\n    def v(self):\n        return z", value="C().v()"
+    ),
+    "global": dict(top="n = {number}", inner="global n\n        n = n + 1"),
+    "closure": dict(top="x = {number}\n\ndef make():\n    y = x\n    return lambda: y\n\nf = make()", value="f()"),
+    "own name of a built-in": dict(top="def sum(x):\n    return {number}", value="sum([1])"),
+    "aliased import in a method": dict(inner="import helper as h", value="h.fa()"),
+    "module of a package": dict(top="import pack.inner", value="pack.inner.f()"),
+    "module of a package by from": dict(top="from pack import inner as i", value="i.f()"),
+    "package that hands on": dict(top="import pack", value="pack.given()"),
+    "library's name": dict(top="from math import {function} as f", value="f(1)"),
+    "loop": dict(top="T = {}\nfor k in 'ab':\n    T[k] = {number}", value="T['a']"),
+    "base class": dict(
+        top="class Mixin:\n    def v(self):\n        return {number}\n\nclass Base(Mixin):\n    pass",
+        value="Base().v()",
+    ),
+}
+
+
+MORE = """
+from math import {function} as root
+from .inner import *
+from . import inner
+
+def weight():
+    return inner.CONST
+"""
+
+
+def prints_named(here, place: dict, number: str) -> dict[str, str]:
+    pack = here / "pack"
+    pack.mkdir(exist_ok=True)
+    (pack / "__init__.py").write_text("from .inner import f as given\n")
+    (pack / "inner.py").write_text(f"CONST = {number}\n\ndef f():\n    return {number}\n\ndef g():\n    return 1\n")
+    function = "sqrt" if number == "1.0" else "sin"
+    (pack / "more.py").write_text(MORE.replace("{function}", function))
+    place = {name: text.replace("{function}", function) for name, text in place.items() if name != "other"}
+    return prints(here, place, number, other=number)
+
+
+@pytest.mark.parametrize("place", NO_USE, ids=str)
+def test_a_name_of_a_smaller_scope_never_reaches_the_module(here, place):
+    assert prints_named(here, NO_USE[place], "1.0") == prints_named(here, NO_USE[place], "2.0")
+
+
+@pytest.mark.parametrize("place", USE, ids=str)
+def test_what_is_reachable_by_name_counts(here, place):
+    first = prints_named(here, USE[place], "1.0")
+    assert prints_named(here, USE[place], "1.0") == first
+    assert code_change(first, prints_named(here, USE[place], "2.0"))
+
+
+# a notebook: names are what they are now
+
+_CELLS = itertools.count()
+
+
+def run_cells(*cells: str) -> dict[str, str]:
+    "The fingerprint of `task` after these cells of a notebook."
+    names: dict = {"__name__": "__main__", "Task": Task}
+    for cell in cells:
+        file = f"<ipython-input-{next(_CELLS)}>"
+        linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
+        exec(compile(cell, file, "exec"), names)
+    return code_fingerprint(names["task"])
+
+
+LOSS = "class T(Task):\n    def loss(self, model, batch):\n        return {}\n"
+LIVE = {
+    "value": ("K = {n}", LOSS.format("K"), "task = T()"),
+    "table": ("K = {{'a': [1, {n}]}}", LOSS.format("K"), "task = T()"),
+    "array": ("import torch\nK = torch.ones(3) * {n}", LOSS.format("K"), "task = T()"),
+    "record": ("from types import SimpleNamespace as S\nK = S(lr={n})", LOSS.format("K.lr"), "task = T()"),
+    "class of settings": ("class C:\n    lr = {n}", LOSS.format("C.lr"), "task = T()"),
+    "dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass C:\n    lr: float = {n}",
+        LOSS.format("C().lr"),
+        "task = T()",
+    ),
+    "dataclass instance": (
+        "from dataclasses import dataclass\n@dataclass\nclass C:\n    lr: float",
+        "CONFIG = C(lr={n})",
+        LOSS.format("CONFIG.lr"),
+        "task = T()",
+    ),
+    "loss with settings": (
+        "from torch import nn\nL = nn.CrossEntropyLoss(label_smoothing={n} / 4)",
+        LOSS.format("L(1)"),
+        "task = T()",
+    ),
+    "cached helper": (
+        "from functools import lru_cache\n@lru_cache\ndef f(x):\n    return {n}",
+        LOSS.format("f(1)"),
+        "task = T()",
+    ),
+    "the task's partial": (
+        "from functools import partial\ndef f(m, b, w):\n    return w",
+        "task = Task.of(object(), [1], None, partial(f, w={n}))",
+    ),
+    "the task's library function": (
+        "import math",
+        "task = Task.of(object(), [1], None, math.sqrt if {n} == 1 else math.sin)",
+    ),
+    "read by eval in the cell": ("K = {n}\n" + LOSS.format("eval('K')"), "task = T()"),
+    "decorators that close over each other": (
+        "def pair():\n    def a(*x):\n        return {n} or b()\n\n    def b(*x):\n        return a()\n    return b",
+        "class T(Task):\n    loss = pair()\ntask = T()",
+    ),
+    "functions in a table": ("def f(x):\n    return {n}\nK = {{'a': f}}", LOSS.format("K['a'](1)"), "task = T()"),
+    "lambda": ("task = Task.of(object(), [1], None, lambda m, b: {n} * m(b))",),
+    "two lambdas in a line": (
+        "a, b = (lambda m, b: m(b)), (lambda m, b: {n} * m(b))",
+        "task = Task.of(object(), [1], None, b)",
+    ),
+    "partial": (
+        "from functools import partial\ndef f(m, b, w):\n    return w",
+        "task = Task.of(object(), [1], None, partial(f, w={n}))",
+    ),
+    "default": ("fs = [lambda m, b, k=k: k for k in ({n},)]", "task = Task.of(object(), [1], None, fs[0])"),
+    "closure": (
+        "def make(k):\n    def loss(m, b):\n        return k\n    return loss",
+        "task = Task.of(object(), [1], None, make({n}))",
+    ),
+    "class in a function": (
+        "def make(k):\n    class T(Task):\n        def loss(self, m, b):\n            return k\n    return T()",
+        "task = make({n})",
+    ),
+    "closures of one function": (
+        "def make(k):\n    return lambda m, b: k",
+        "task = Task.of(object(), [1], None, make(1))\ntask.other = [make({n})]",
+    ),
+    "decorator": (
+        "def by(n):\n    def d(f):\n        def g(*a):\n            return n * f(*a)\n        return g\n    return d",
+        "class T(Task):\n    @by({n})\n    def loss(self, m, b):\n        return 1\ntask = T()",
+    ),
+    "decorated function behind it": (
+        "def d(f):\n    return lambda *a: f(*a)",
+        "@d\ndef loss(m, b):\n    return {n}\ntask = Task.of(object(), [1], None, loss)",
+    ),
+    "method given later": (LOSS.format("1"), "def better(self, m, b):\n    return {n}\nT.loss = better", "task = T()"),
+    "property": ("K = {n}\nclass T(Task):\n    @property\n    def k(self):\n        return K\ntask = T()",),
+    "library's function": ("import math\nf = math.sqrt if {n} == 1 else math.sin", LOSS.format("f(1)"), "task = T()"),
+}
+LIVE_NO_USE = {
+    "nobody reads it": ("x = {n}", LOSS.format("1"), "task = T()"),
+    "parameter": ("batch = {n}", LOSS.format("batch"), "task = T()"),
+    "variable of a function around": (
+        "k = {n}",
+        "def make(k):\n    class T(Task):\n        r = k\n\n        def loss(self, *a):\n"
+        "            return k\n    return T()",
+        "task = make(3)",
+    ),
+    "counter of its own": (
+        "STEP = {n}\nclass T(Task):\n    def loss(self, m, b):\n        global STEP\n        STEP += 1\ntask = T()",
+    ),
+    "value that a cell gives to a class": (LOSS.format("self.pause"), "T.pause = {n}", "task = T()"),
+    "variable that an inner function counts up": (
+        "c = {n}",
+        "def make():\n    c = 0\n    class T(Task):\n        def loss(self, m, b):\n            nonlocal c\n"
+        "            c = c + 1\n    return T()",
+        "task = make()",
+    ),
+    "other lambda in the line": (
+        "a, b = (lambda m, b: {n}), (lambda m, b: m(b))",
+        "task = Task.of(object(), [1], None, b)",
+    ),
+    "comment": (LOSS.format("1  # {n}"), "task = T()"),
+}
+
+
+@pytest.mark.parametrize("cells", LIVE, ids=str)
+def test_what_a_notebook_reaches_counts(cells):
+    first, again, other = (run_cells(*(cell.format(n=n) for cell in LIVE[cells])) for n in (1, 1, 2))
+    assert first == again and code_change(first, other)
+
+
+@pytest.mark.parametrize("cells", LIVE_NO_USE, ids=str)
+def test_what_a_notebook_does_not_reach_may_change(cells):
+    first, other = (run_cells(*(cell.format(n=n) for cell in LIVE_NO_USE[cells])) for n in (1, 2))
+    assert first == other and first
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (LOSS.format("sum(b)"), "def sum(x):\n    return 1\n" + LOSS.format("sum(b)")),
+        (LOSS.format("1"), LOSS.format("1") + "T.loss = lambda self, model, batch: 2"),
+        (LOSS.format("self.k"), LOSS.format("self.k") + "T.k = 2"),
+    ],
+    ids=["Python's name is hidden", "method given later", "value given later"],
+)
+def test_a_definition_that_is_added_or_taken_away_counts(here, before, now):
+    if "T.k" not in now:
+        first, second = (run_cells(text, "task = T()") for text in (before, now))
+        assert code_change(first, second) and code_change(second, first)
+    files = []
+    for text in (before, now):
+        (here / "mine.py").write_text(f"from spectrakit.contract.task import Task\n{text}")
+        files.append(code_fingerprint(f"{here / 'mine.py'}:T"))
+    assert code_change(*files) and code_change(*reversed(files))
