@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..checkpoint.store import random_state, restore_random_state
+from ..contract.buffers import BuffersCopy, restore_buffers
 from ..contract.task import names_in
 
 # %% ../../nbs/39_checks/01_undo.ipynb #104fff79
@@ -361,8 +362,8 @@ class ShardsCopy:
 
     def __init__(self, model: Any):
         self.parameters = list(model.parameters())
-        tensors = (*self.parameters, *model.buffers())
-        self.tensors = [(t, t.requires_grad, _part(t).detach().to("cpu", copy=True)) for t in tensors]
+        self.buffers = BuffersCopy(model)
+        self.tensors = [(t, t.requires_grad, _part(t).detach().to("cpu", copy=True)) for t in self.parameters]
 
     def restore(self) -> None:
         "Put the numbers back into the same tensors; there are no gradients afterwards."
@@ -370,6 +371,7 @@ class ShardsCopy:
 
         for parameter in self.parameters:
             parameter.grad = None
+        restore_buffers(self.buffers)
         with torch.no_grad():
             for tensor, wanted, bits in self.tensors:
                 _part(tensor).copy_(bits)

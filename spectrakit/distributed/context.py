@@ -210,6 +210,9 @@ def wrap_in_ddp(model: Any, accelerator: Any) -> Any:
 
     device, handler = accelerator.device, accelerator.ddp_handler
     gpus = [device.index] if device.type == "cuda" else None
+    sparse = [name for name, buffer in model.named_buffers() if buffer.layout is not torch.strided]
+    if sparse:  # they do not travel: each rank has its own
+        model._ddp_params_and_buffers_to_ignore = sparse
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=gpus, **handler.to_kwargs())
     handler.register_comm_hook(model)
     return model

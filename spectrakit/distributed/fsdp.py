@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_sharded', 'same_on_all_ranks', 'shard', 'shard_by_accelerate', 'whole', 'whole_optimizer_state', 'like',
-           'optimizer_groups', 'load_whole_optimizer', 'load_whole_model', 'gradient_norm_clip', 'gradient_value_clip',
-           'gradient_clip', 'scale', 'all_finite']
+           'optimizer_groups', 'load_whole_optimizer', 'take_types', 'load_whole_model', 'gradient_norm_clip',
+           'gradient_value_clip', 'gradient_clip', 'scale', 'all_finite']
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fcf4
 import copy
@@ -89,6 +89,8 @@ def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #c616d7bd
 def _ready(model: Any, device: Any = None) -> None:
     "Make a model fit to be cut: the same everywhere, its weights contiguous. RequestError where one has no rows."
+    import torch
+
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise RequestError(
@@ -96,7 +98,8 @@ def _ready(model: Any, device: Any = None) -> None:
                 "Give it the shape (1,), or use distributed.strategy=ddp."
             )
         parameter.data = parameter.data.contiguous()
-    same_on_all_ranks([*model.parameters(), *model.buffers()], device)
+    dense = [buffer for buffer in model.buffers() if buffer.layout is torch.strided]
+    same_on_all_ranks([*model.parameters(), *dense], device)
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc06
 def _settle(model: Any, kind: str) -> Any:
@@ -295,6 +298,18 @@ def _announced(state: dict | None) -> dict:
         return state
     return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds[0].items()}
 
+# %% ../../nbs/21_distributed/02_fsdp.ipynb #32ac813b
+def take_types(module: Any, state: dict) -> None:
+    """Give the buffers of `module` the types that they have in a saved `state`.
+
+    A module may put a tensor of another type in a buffer's place in training. Of parameters the type stays.
+    """
+    parts = dict(module.named_modules())
+    for name, buffer in list(module.named_buffers()):
+        kind, owner = getattr(state.get(name), "dtype", buffer.dtype), parts[name.rpartition(".")[0]]
+        if kind != buffer.dtype and isinstance(owner._buffers, dict):
+            owner._buffers[name.rpartition(".")[2]] = buffer.to(kind)
+
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc11
 def load_whole_model(
     module: Any, state: dict | None, broadcast_from_main: bool = False, kept: Collection[str] = ()
@@ -315,6 +330,8 @@ def load_whole_model(
         raise RuntimeError("There are no weights to load: only with broadcast_from_main may a rank pass None.")
     own, parts = module.state_dict(), {}
     _check_fit({name: value for name, value in own.items() if name in state or name not in kept}, state)
+    take_types(module, state)
+    own = module.state_dict()
     for name, tensor in state.items():
         target = own.get(name)
         if _is_dtensor(target):

@@ -25,11 +25,15 @@ def buckets(tensors: list, most_bytes: int) -> Iterator[list[int]]:
 
 # %% ../../nbs/21_distributed/03_gradients.ipynb #777c3f9c
 def send_from_main(tensors: Iterable[Any], most_bytes: int = 25 * 2**20) -> None:
-    "Give `tensors` on all ranks, in place, the values that they have on rank 0. All ranks call it together."
+    """Give `tensors` on all ranks, in place, the values that they have on rank 0; sparse ones stay. All ranks call it.
+
+    - `tensors`: as many on each rank, of the same shapes
+    - `most_bytes`: size of what travels together
+    """
     import torch
     import torch.distributed as dist
 
-    tensors = [t.detach() for t in tensors if t.numel()]
+    tensors = [t.detach() for t in tensors if t.numel() and t.layout is torch.strided]
     for places in buckets(tensors, most_bytes):
         flat = torch.cat([tensors[i].reshape(-1) for i in places])
         dist.broadcast(flat, src=0)

@@ -20,8 +20,10 @@ from typing import Any
 from ..checkpoint.frozen_base import FrozenBase, check_base, frozen_base, kept_names
 from ..checks.diagnosis import explained
 from ..config.schema import Config
+from ..contract.buffers import BuffersCopy, restore_buffers
 from ..contract.task import Task, names_in, provides
 from ..distributed.context import RunContext
+from ..distributed.fsdp import take_types
 from .seeding import seed_everything
 from ..system.errors import RequestError, did_you_mean
 
@@ -230,7 +232,7 @@ def _new_model(task: Any, config: Config, saved: Saved) -> Any:
             return _new_model(task, config, replace(saved, first=[]))
         raise RequestError(f"{error}{_needs_base(saved)}") from None
 
-
+# %% ../../nbs/40_steps/02_model.ipynb #c34ad082
 def model_with(task: Any, config: Config, saved: Saved) -> Any:
     """Return a new model of the task with the weights that were saved, on the CPU. RequestError where they do not fit.
 
@@ -239,6 +241,7 @@ def model_with(task: Any, config: Config, saved: Saved) -> Any:
     model, name = _new_model(task, config, saved), saved.name
     base = base_of(task, config, model) if saved.entry is not None else None
     check_base(name, saved.entry, base)
+    take_types(model, saved.weights)
     try:
         own, left_out = model.state_dict(), kept_names(saved.entry, base, saved.weights)
         model.load_state_dict({**saved.weights, **{key: value for key, value in own.items() if key in left_out}})
@@ -251,17 +254,30 @@ def model_with(task: Any, config: Config, saved: Saved) -> Any:
     return model
 
 # %% ../../nbs/40_steps/02_model.ipynb #ff9d25de
+def _buffers_of(module: Any) -> list[dict[str, Any]]:
+    return [part._buffers for part in module.modules() if isinstance(part._buffers, dict)]
+
+
 @contextlib.contextmanager
-def _buffers_kept(module: Any) -> Iterator[None]:
-    "After this block the module's buffers, such as running means, are what they were."
-    before = [(b, b.detach().clone()) for b in module.buffers()]
+def _first_pass(module: Any, held: list[dict[str, Any]]) -> Iterator[None]:
+    "Note which tensors are the buffers of `module` as this block begins."
+    held[:] = [dict(own) for own in _buffers_of(module)]
+    yield
+
+
+@contextlib.contextmanager
+def _second_pass(module: Any, held: list[dict[str, Any]]) -> Iterator[None]:
+    "Within this block the buffers are the tensors that were noted; afterwards those of before, with their values."
+    now = BuffersCopy(module)
+    for own, before in zip(_buffers_of(module), held, strict=True):
+        own.clear()
+        own.update(before)
     try:
         yield
     finally:
-        for buffer, values in before:
-            buffer.data.copy_(values)  # by .data: for autograd nothing has changed
+        restore_buffers(now)
 
-
+# %% ../../nbs/40_steps/02_model.ipynb #c5b2044e
 def recompute(module: Any) -> None:
     "Let `module` keep only its inputs in training, and compute the rest again in the backward pass."
     import torch
@@ -272,7 +288,8 @@ def recompute(module: Any) -> None:
         return  # a model that is trained again
 
     def contexts() -> tuple[Any, Any]:
-        return contextlib.nullcontext(), _buffers_kept(module)
+        held: list[dict[str, Any]] = []
+        return _first_pass(module, held), _second_pass(module, held)
 
     @functools.wraps(inner)
     def forward(*args: Any, **options: Any) -> Any:

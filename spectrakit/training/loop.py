@@ -76,6 +76,7 @@ from spectrakit.steps.state import (
     Interval,
     Progress,
     TrainState,
+    averaged_now,
     count_overflows,
     finish_mirror,
     finish_saving,
@@ -145,7 +146,6 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
         window_loss, window_weight, window_logs = 0.0, None, {}
         if begin_epoch(s) or overlaps_from_now(s):
             model, exchange, settle = s.learner.model, s.context.gradient_sync(s.learner.model), begin_steps(s)
-        averaged = s.learner.averaged  # with what has thawed
         for batch in s.data.train.epoch(p.epoch, p.window):
             if exchange is not None:
                 exchange(batch.last)  # gradients travel once a step
@@ -205,7 +205,7 @@ def train_steps(s: TrainState) -> tuple[str, str]:  # noqa: C901  the one functi
             p.step += 1
             p.window += 1
             if decay is not None and averages is not None and not s.mid_round:
-                update_ema(averages, averaged, decay, p.step, s.nan.left_out)
+                update_ema(averages, averaged_now(s.learner), decay, p.step, s.nan.left_out)
             if p.window == steps_per_epoch:
                 p.epoch, p.window = p.epoch + 1, 0
                 if interval == "epoch":

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['ROLLED_BACK', 'written_step', 'handle_bad_loss', 'apply_nan_policy', 'fail_not_finite', 'watch_buffers',
-           'keep_buffers', 'step_scaled', 'non_finite', 'step_unless_bad', 'slow_down', 'roll_back', 'report_skipped',
+           'step_scaled', 'non_finite', 'step_unless_bad', 'slow_down', 'roll_back', 'report_skipped',
            'report_overflows']
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #23a2fcf4
 import math
 from typing import Any
 
+from ..contract.buffers import BuffersCopy, restore_buffers, restore_where
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agreement
 from ..steps.schedule import start_interval
@@ -74,47 +75,29 @@ def fail_not_finite(s: TrainState, value: float, where: str | None = None) -> tu
 ROLLED_BACK = ("rolled back", "")  # a sentinel: training continues
 
 
+def _is_finite(tensor: Any) -> bool:
+    "Return whether a buffer holds floating-point numbers, and all are finite."
+    import torch
+
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    return numbers and tensor.layout is torch.strided and bool(torch.isfinite(tensor).all())
+
+
 def watch_buffers(s: TrainState) -> None:
-    """Training begins: which buffers, such as running means, a bad step could spoil.
+    """Note as training begins which buffers, such as running means, a bad step could spoil.
 
     Buffers that hold infinities on purpose, such as attention masks, are left out.
     """
     import torch
 
-    buffers = {
-        name: b
-        for name, b in s.context.unwrap(s.learner.model).named_buffers()
-        if (b.is_floating_point() or b.is_complex()) and bool(torch.isfinite(b).all())
-    }
-    s.nan.buffers = list(buffers)
-    if s.config.training.nan_policy == "skip":
-        s.nan.copies = [(b, b.detach().clone()) for b in buffers.values()]
+    model, policy = s.context.unwrap(s.learner.model), s.config.training.nan_policy
+    s.nan.buffers = [name for name, b in model.named_buffers() if _is_finite(b)]
+    if policy == "rollback" and s.nan.first is None:
+        s.nan.first = BuffersCopy(model, saved=False)
+    if policy == "skip":
         s.nan.one = torch.ones((), device=s.context.device)
         alone = s.context.world_size == 1 and s.context.scaler is None and not s.context.sharded
         s.nan.at_once = alone and s.context.device.type == "cpu"
-
-# %% ../../nbs/41_training/02_nan_guard.ipynb #2c93c422
-def keep_buffers(s: TrainState) -> None:
-    "Buffers have been set from elsewhere: a bad step goes back to what they are now."
-    for now, before in s.nan.copies or ():
-        before.copy_(now)
-
-
-def _restore_buffers(copies: list, bad: Any) -> None:
-    """After a bad step the buffers are what they were before it.
-
-    - `copies`: each buffer, and what it was
-    - `bad`: a bool, or a tensor that is not waited for
-    """
-    import torch
-
-    if not torch.is_tensor(bad):
-        now, before = map(list, zip(*copies, strict=True))
-        torch._foreach_copy_(*((now, before) if bad else (before, now)))
-        return
-    for now, before in copies:
-        good = torch.where(bad.to(now.device), before, now)
-        now.copy_(good), before.copy_(good)
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #6efe8201
 def step_scaled(s: TrainState, bad: Any = None) -> None:
@@ -198,13 +181,11 @@ def step_unless_bad(s: TrainState, loss: Any) -> Any:
     s.nan.skipped = s.nan.skipped + bad
     if s.outer is not None:
         s.nan.uncounted = s.nan.uncounted + bad
-    if s.nan.at_once and not bad and not s.nan.copies:
-        s.learner.optimizer.step()
-        return loss
-    if s.nan.copies:
-        with torch.no_grad():
-            _restore_buffers(s.nan.copies, bad)
     on_device = torch.is_tensor(bad)
+    if on_device:
+        restore_where(s.memory.buffers, bad)
+    elif bad:
+        restore_buffers(s.memory.buffers)
     if s.context.scaler is not None:  # it looks at the gradients itself
         step_scaled(s, bad)
     elif on_device:
@@ -227,9 +208,11 @@ def _begin_again(s: TrainState) -> None:
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #5d110c31
 def _restored(s: TrainState) -> list[str]:
-    "Bring the run back to its newest checkpoint."
+    "Bring the run back to its newest checkpoint; buffers that it does not hold are those of a new process."
     if s.outer is not None and s.outer.flight is not None:
         s.outer.flight.mean()  # nothing that still travels may write into what the next exchange sends
+    if s.nan.first is not None:
+        restore_buffers(s.nan.first)
     return restore_state(s)
 
 # %% ../../nbs/41_training/02_nan_guard.ipynb #99228113

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..config.schema import is_diloco
+from ..contract.buffers import is_dense, places_of, tensors_at
 from ..distributed.compression import FORMS, Compression, bytes_sent, compressed_mean
 from ..distributed.context import RunContext
 from ..distributed.fragments import divide, fragment_sent, next_sent
@@ -36,12 +37,13 @@ from spectrakit.steps.state import (
     Flight,
     TrainState,
     Workers,
+    averaged_now,
     begin_counting,
     common_model,
     ema_stays,
     updates_made,
 )
-from .nan_guard import apply_nan_policy, keep_buffers
+from .nan_guard import apply_nan_policy
 
 # %% ../../nbs/41_training/06_rounds.ipynb #0b39f045
 def fragment_bytes(workers: Workers, number: int) -> int:
@@ -101,8 +103,8 @@ def make_workers(s: TrainState) -> Workers | None:
     if not is_diloco(s.config):
         return None
     d = s.config.diloco
-    buffers = list(s.context.unwrap(s.learner.model).buffers())
-    workers = Workers(_make_loops(s), count_workers(s.config, s.context.world_size), buffers)
+    places = [place for place in places_of(s.context.unwrap(s.learner.model)) if is_dense(place.tensor)]
+    workers = Workers(_make_loops(s), count_workers(s.config, s.context.world_size), places)
     workers.group, workers.shards = s.context.workers, d.shards
     if d.compression != "fp32":
         workers.compressions = [Compression(FORMS[d.compression]) for _ in workers.loops]
@@ -242,9 +244,8 @@ def _merge_buffers(s: TrainState, workers: Workers, weight: float | None) -> Non
     def mean(vector: Any) -> Any:
         return _mean_of_all(s.context, vector if weight is None else vector.mul_(weight))
 
-    merge_buffers(workers.buffers, workers.before, mean, partial(_largest, s.context))
+    merge_buffers(tensors_at(workers.places), workers.before, mean, partial(_largest, s.context))
     workers.note_buffers()
-    keep_buffers(s)
 
 # %% ../../nbs/41_training/06_rounds.ipynb #5d0a9e11
 def move_averages(s: TrainState) -> None:
@@ -256,7 +257,7 @@ def move_averages(s: TrainState) -> None:
 
     after = max(p.averaged_step, s.config.diloco.warmup_steps)
     with common_model(s), torch.no_grad():
-        torch._foreach_lerp_(ema, [q.detach() for q in s.learner.averaged], 1 - ema_stays(decay, p.step, after))
+        torch._foreach_lerp_(ema, [q.detach() for q in averaged_now(s.learner)], 1 - ema_stays(decay, p.step, after))
     p.averaged_step = p.step
 
 # %% ../../nbs/41_training/06_rounds.ipynb #5d0a9e12

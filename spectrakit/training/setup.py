@@ -36,7 +36,8 @@ from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config, to_dict
 from ..config.workers import MOST_AHEAD, Reading
-from ..contract.eval_mode import left_mode, modes_of, restore_modes
+from ..contract.buffers import Place, is_dense, places_of, tensors_at
+from ..contract.eval_mode import in_eval_mode, left_mode
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse, has_two_sets
 from ..contract.sampler import sampled_order
@@ -142,11 +143,10 @@ def check_training(task: Any, model: Any, train: Any, allow_nan: bool = False) -
 
     RequestError where the batch holds NaN, or the loss is none.
     """
-    generators, modes = random_state(), modes_of(model)
-    model.eval()
-    batch = next(iter(train.epoch(0)))
-    check_first_loss(task, task.loss(model, batch.data), batch.data, allow_nan)
-    restore_modes(modes)
+    generators = random_state()
+    with in_eval_mode(model):
+        batch = next(iter(train.epoch(0)))
+        check_first_loss(task, task.loss(model, batch.data), batch.data, allow_nan)
     restore_random_state(generators)
 
 # %% ../../nbs/41_training/00_setup.ipynb #23a2fc01
@@ -232,11 +232,14 @@ def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
     return (decided["monitor"], decided["mode"]) if decided.get("monitor") and decided.get("mode") else None
 
 
-def _finite_buffers(model: Any) -> list:
-    "Floating-point buffers of a model; without those that hold infinities on purpose, such as attention masks."
+def _finite_buffers(model: Any) -> list[Place]:
+    "Return the places of floating-point buffers; not of those that hold infinities on purpose, as attention masks do."
     import torch
 
-    return [b for b in model.buffers() if b.is_floating_point() and bool(torch.isfinite(b).all())]
+    def averages(b: Any) -> bool:
+        return is_dense(b) and b.is_floating_point() and bool(torch.isfinite(b).all())
+
+    return [place for place in places_of(model) if averages(place.tensor)]
 
 # %% ../../nbs/41_training/00_setup.ipynb #6832152d
 def make_learner(
@@ -274,7 +277,7 @@ def make_learner(
         optimizer,
         base_lrs,
         scheduler,
-        [q.detach().clone() for q in (*params, *buffers)] if averages else None,
+        [q.detach().clone() for q in (*params, *tensors_at(buffers))] if averages else None,
         interval_of(scheduler, config),
         buffers,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..checkpoint.store import random_state
 from ..checks.undo import GlobalState, TaskState, undone
+from ..contract.buffers import BuffersCopy
 from ..contract.loss import add_logs, as_loss, whole_window
 from ..data.batch_forms import map_batch
 from ..data.loaders import MicroBatch, ResidentBatches, RowBatches
@@ -22,6 +23,7 @@ from ..steps.cuda_graphs import WARM_UP, CapturedStep, CudaRecorder, choose_grap
 from ..steps.model import functions_of
 from ..steps.schedule import training_loss
 from ..steps.state import TrainState
+from .memory import note_buffers
 from .nan_guard import step_scaled, step_unless_bad, watch_buffers
 
 # %% ../../nbs/41_training/07_step_capture.ipynb #88102301
@@ -146,7 +148,7 @@ def _state_after(s: TrainState) -> dict[str, Any]:
     model, optimizer = s.context.unwrap(s.learner.model), s.learner.optimizer
     state = [[_copy_of(v) for v in optimizer.state[q].values()] for q in s.learner.owned if q in optimizer.state]
     scale = s.context.scaler.get_scale() if s.context.scaler else None
-    weights = {name: _copy_of(value) for name, value in model.state_dict().items()}
+    weights = {name: _copy_of(value) for name, value in {**model.state_dict(), **dict(model.named_buffers())}.items()}
     return {"weights": weights, "state of the optimizer": state, "scale": scale, "random numbers": random_state()}
 
 # %% ../../nbs/41_training/07_step_capture.ipynb #ab9039de
@@ -164,12 +166,14 @@ def changed_by_loss(s: TrainState, loss_of: Callable[[Any, Any], Any], data: Any
     with undone(task, model):
         s.learner.model.train()
         of_task, of_modules = TaskState(task), GlobalState([*functions_of(task), *own], type(task).__mro__)
-        attributes = _plain_attributes(model)
+        attributes, buffers = _plain_attributes(model), BuffersCopy(model, most_bytes=0)
         loss_of(s.learner.model, data)
         if names := of_task.changed():
             return f"the loss changes {min(names)!r} of the task"
         if of_modules.changed():
             return "the loss changes a value outside the task"
+        if buffers.replaced():
+            return "the model puts another tensor in the place of a buffer in each pass"
         return "" if _plain_attributes(model) == attributes else "the model changes an attribute in each pass"
 
 # %% ../../nbs/41_training/07_step_capture.ipynb #8670e241
@@ -180,11 +184,13 @@ def _trial(
     with undone(s.task, s.context.unwrap(s.learner.model)), _optimizer_kept(s):
         s.learner.model.train()
         watch_buffers(s)
+        note_buffers(s)
         losses = []
         for number, parts in enumerate(windows):
             for group, base in zip(s.learner.optimizer.param_groups, s.learner.base_lrs, strict=True):
                 group["lr"] = base * (1 - 0.1 * number)
             losses.append(_copy_of(train(number, parts)))
+            s.memory.buffers.renew()
         return {"loss": losses, **_state_after(s)}
 
 # %% ../../nbs/41_training/07_step_capture.ipynb #93f89fe0
