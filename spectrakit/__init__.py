@@ -67,7 +67,7 @@ _NAMES = {
     "Moment": "contract.task",
     "weighted_mean": "contract.loss",
     "Task": "contract.task",
-    "Scaler": "contract.scaler",
+    "Scaler": "steps.scaler",
     "Watchdog": "watchdog.watchdog",
     "watch": "cell.live",
 }

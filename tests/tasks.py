@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.contract.scaler import Scaler
 from spectrakit.contract.task import Task
+from spectrakit.steps.scaler import Scaler
 
 SAMPLES, VALIDATION = 40, 12
 Weighted = namedtuple("Weighted", "total weight")

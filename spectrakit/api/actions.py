@@ -439,8 +439,7 @@ def settings_to_use(run: Run, task: Any, trust: bool, words: Sequence[str] = ())
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
     for note in notes:
         print(note, file=sys.stderr)
-    config = override(config, *words) if words else config
-    check_sources(config, trust or run.trusted)
+    check_sources(config := override(config, *words) if words else config, trust or run.trusted)
     return config
 
 # %% ../../nbs/60_api/02_actions.ipynb #9a84b177

@@ -267,11 +267,12 @@ def copy_snapshot(snapshot: Snapshot, host_copy: HostCopy) -> Snapshot | None:
     if snapshot.owned:
         return replace(snapshot, buffers=HostBuffers())
     c = snapshot.content
-    if (copied := host_copy.copy([c.model, c.state, c.ranks, c.ema], snapshot.bytes)) is None:
+    if (copied := host_copy.copy([c.model, c.state, c.ranks, c.ema, c.task], snapshot.bytes)) is None:
         return None
     tensors, buffers = copied
-    model, state, ranks, ema = tensors
-    return replace(snapshot, content=CheckpointContent(model, state, ranks, ema, base=c.base), buffers=buffers)
+    model, state, ranks, ema, task = tensors
+    content = CheckpointContent(model, state, ranks, ema, base=c.base, task=task)
+    return replace(snapshot, content=content, buffers=buffers)
 
 # %% ../../nbs/20_checkpoint/06_async_writer.ipynb #2ce97781
 class ReportedWrites:

@@ -7,8 +7,8 @@ __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'only_plain
            'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'put_back',
            'save_checkpoint', 'read_manifest', 'verify', 'is_own', 'take_over', 'checkpoints', 'read_pointer',
            'averaged_names', 'write_averaged_names', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint',
-           'load_weights', 'load_state', 'prove_loadable', 'add_average', 'drop_averages', 'read_back', 'rehearse',
-           'random_state', 'restore_random_state']
+           'load_weights', 'load_task_tensors', 'load_state', 'prove_loadable', 'add_average', 'drop_averages',
+           'read_back', 'rehearse', 'random_state', 'restore_random_state']
 
 # %% ../../nbs/20_checkpoint/02_store.ipynb #23a2fcf4
 import contextlib
@@ -219,6 +219,9 @@ def check_free_space(folder: Path, name: str, need: int) -> None:
         )
 
 # %% ../../nbs/20_checkpoint/02_store.ipynb #33ece8af
+_TASK_FILE = "task.safetensors"  # what the task holds beside the model
+
+
 def _split_tensors(part: dict) -> tuple[dict, dict]:
     "The tensors of `part` by name, and what else is in it."
     import torch
@@ -238,6 +241,7 @@ class CheckpointContent:
     - `ema`: moving averages of the weights by name; None where the run keeps none
     - `weights_only`: `model` and `ema` alone are written, where the disk has no room for more
     - `base`: what is said of frozen weights that are left out; None: nothing is
+    - `task`: tensors that the task holds beside the model, by name
     """
 
     model: dict
@@ -246,14 +250,15 @@ class CheckpointContent:
     ema: dict | None = None
     weights_only: bool = False
     base: dict | None = field(default=None, repr=False)
+    task: dict = field(default_factory=dict, repr=False)
 
     def tensor_bytes(self) -> int:
         "Bytes of all its tensors: about what it takes on disk."
-        return tensor_bytes([self.model, self.ema, *([] if self.weights_only else [self.state, self.ranks])])
+        return tensor_bytes([self.model, self.ema, self.task, *([] if self.weights_only else [self.state, self.ranks])])
 
     def weights(self) -> dict[str, dict]:
         "Tensors by the name of the safetensors file that takes them."
-        parts = {"model.safetensors": self.model, "ema.safetensors": self.ema}
+        parts = {"model.safetensors": self.model, "ema.safetensors": self.ema, _TASK_FILE: self.task or None}
         return {file: _split_tensors(part)[0] for file, part in parts.items() if part is not None}
 
     def states(self) -> dict[str, dict]:
@@ -634,6 +639,11 @@ def _read_tensors(file: Path) -> dict:
         return {name: torch.view_as_complex(t) if name in pairs else t for name, t in weights.items()}
     except Exception as error:
         raise _refused(file, error) from None
+
+# %% ../../nbs/20_checkpoint/02_store.ipynb #67f2d844
+def load_task_tensors(path: Path) -> dict:
+    "The tensors that the task held beside the model, by name; none where the checkpoint at `path` has none of them."
+    return _read_tensors(path / _TASK_FILE) if (path / _TASK_FILE).is_file() else {}
 
 # %% ../../nbs/20_checkpoint/02_store.ipynb #68e51120
 def _check_tensors(tree: Any, most_bytes: int) -> None:

@@ -18,6 +18,7 @@ from ..config.batch_plan import BatchPlan
 from ..contract.eval_mode import in_eval_mode
 from ..contract.loss import as_loss
 from ..contract.task import Moment, loss_at
+from ..contract.task_modules import with_held
 from ..data.batch_forms import take_samples
 from ..data.loaders import Batches, find_non_finite
 from ..data.order import Cut
@@ -171,7 +172,7 @@ def uneven_mean(task: Any, model: Any, data: Any, samples: int, batches: Batches
     try:
         whole, parts = _whole_and_parts(data, samples, batches)
         samples = sum(count for _, count in parts)
-        with in_eval_mode(model), torch.no_grad():
+        with in_eval_mode(with_held(task, model)), torch.no_grad():
             first, again = (_mean(task, model, one, samples) for one in whole)
             sums, weights = zip(*[_mean(task, model, part, n) for part, n in parts], strict=True)
     except Exception:  # no parts, or a loss that does not take them: nothing is known

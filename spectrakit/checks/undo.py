@@ -12,7 +12,6 @@ import inspect
 import io
 import pickle
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..contract.buffers import BuffersCopy, restore_buffers
 from ..contract.task import names_in
+from ..contract.task_modules import is_own, is_own_module
 
 # %% ../../nbs/39_checks/01_undo.ipynb #104fff79
 class _Attributes:
@@ -79,21 +79,8 @@ class ModelCopy:
                 tensor.grad = grad
 
 # %% ../../nbs/39_checks/01_undo.ipynb #1b6b41fe
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LOOKED_INTO = 10_000  # parts of a container
 _SMALL = 2**20  # bytes of an array that is copied
-
-
-def _is_own(kind: Any) -> bool:
-    "Return whether a class or a function is the user's: of a notebook, a script, or a module that is not installed."
-    return _is_own_module(kind.__module__)
-
-
-def _is_own_module(name: str) -> bool:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None:
-        return name == "__main__"
-    return name.partition(".")[0] != __name__.partition(".")[0] and not file.startswith(_INSTALLED)
 
 # %% ../../nbs/39_checks/01_undo.ipynb #82a04d70
 class _Drawn(tuple):
@@ -127,7 +114,7 @@ def _parts(thing: Any) -> tuple[Any, list]:
         return thing.detach().clone() if thing.layout is torch.strided and thing.nbytes <= _SMALL else None, []
     if numpy is not None and isinstance(thing, numpy.ndarray):
         return thing.copy() if thing.nbytes <= _SMALL and thing.flags.writeable else None, []
-    if hasattr(thing, "__dict__") and not isinstance(thing, type) and _is_own(type(thing)):
+    if hasattr(thing, "__dict__") and not isinstance(thing, type) and is_own(type(thing)):
         return dict(vars(thing)), list(vars(thing).values())
     return None, []
 
@@ -186,7 +173,7 @@ class TaskState:
     "A task object as it is now: its attributes, those of its own classes, and the content of what it holds."
 
     def __init__(self, task: Any):
-        self.kinds = [(kind, dict(vars(kind))) for kind in type(task).__mro__ if _is_own(kind)]
+        self.kinds = [(kind, dict(vars(kind))) for kind in type(task).__mro__ if is_own(kind)]
         self.own = dict(vars(task)) if hasattr(task, "__dict__") else None
         self.task, self.held = task, dict[int, tuple[str, Any, Any]]()  # id → attribute, thing, copy
         values = list((self.own or {}).items())
@@ -225,10 +212,10 @@ _Place = tuple[int, Any, set[str]]  # id of a module or a class, its values by n
 def _within(thing: Any, names: set[str]) -> list[_Place]:
     "Return where a function, a class or a module of the user's reads names; of a module, `names`."
     if isinstance(thing, types.ModuleType):
-        return [(id(vars(thing)), vars(thing), names)] if _is_own_module(thing.__name__) else []
-    if inspect.isfunction(thing) and _is_own(thing):
+        return [(id(vars(thing)), vars(thing), names)] if is_own_module(thing.__name__) else []
+    if inspect.isfunction(thing) and is_own(thing):
         return [(id(thing.__globals__), thing.__globals__, names_in(thing.__code__))]
-    if isinstance(thing, type) and _is_own(thing):
+    if isinstance(thing, type) and is_own(thing):
         own = vars(thing)
         return [(id(thing), own, {n for n in own if inspect.isfunction(own[n]) or not n.startswith("__")})]
     return []
@@ -308,7 +295,7 @@ class Arrived:
     "A task as it has come to this process: `anew` makes it once more."
 
     def __init__(self, task: Any):
-        self.task, self.classes = task, [(kind, dict(vars(kind))) for kind in type(task).__mro__ if _is_own(kind)]
+        self.task, self.classes = task, [(kind, dict(vars(kind))) for kind in type(task).__mro__ if is_own(kind)]
         file = io.BytesIO()
         pickler = _Pickler(file)
         try:

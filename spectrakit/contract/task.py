@@ -343,20 +343,9 @@ class PlainTask(Task):
         outputs = model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         device = getattr(outputs, "device", torch.device("cpu"))
         if not torch.is_autocast_enabled(device.type):
-            return weighted_mean(self._loss_on(device), outputs, default_targets(batch))
+            return weighted_mean(self._loss, outputs, default_targets(batch))
         with torch.autocast(device.type, enabled=False):
-            return weighted_mean(self._loss_on(device), outputs, default_targets(batch))
-
-    def _loss_on(self, device: Any) -> Callable:
-        "The given loss; a copy on `device` where it holds class weights that are somewhere else."
-        import copy
-
-        held = list(self._loss.buffers()) if hasattr(self._loss, "buffers") else []
-        if all(tensor.device == device for tensor in held):
-            return self._loss
-        copied: Any = copy.deepcopy(self._loss)
-        self._loss = copied.to(device)
-        return self._loss
+            return weighted_mean(self._loss, outputs, default_targets(batch))
 
 # %% ../../nbs/37_contract/01_task.ipynb #dfebbb98
 def check_signatures(task: Any) -> None:

@@ -19,10 +19,11 @@ from typing import Any
 
 from ..checkpoint.arrays import save_arrays
 from ..checkpoint.frozen_base import left_out_of
-from ..checkpoint.store import find_checkpoint, load_weights, read_manifest
+from ..checkpoint.store import find_checkpoint, load_task_tensors, load_weights, read_manifest
 from ..checks.diagnosis import explained
 from ..config.schema import Config
 from ..contract.task import check_task, collate_of, provides
+from ..contract.task_modules import TaskModules, held_by, held_in_eval_mode, load_held, move_held, note_end
 from ..data.fingerprint import dataset_fingerprint, tensors_hash
 from ..data.loaders import Batches, Placement, dataset_length, eval_batches
 from ..distributed.context import RunContext
@@ -40,11 +41,16 @@ from ..training.setup import read_datasets
 from ..watchdog.budget import SUBMIT_S
 
 # %% ../../nbs/45_jobs/00_prediction.ipynb #cc01afe6
-def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, list[str]]:
-    """The task's model with the weights of the best checkpoint, on the CPU, in eval mode; the checkpoint's name; and
-    what was wrong on the way.
+def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu") -> tuple[Any, str, list[str]]:
+    """Return the model with the weights of the best checkpoint, on the CPU, in eval mode; the name of the checkpoint;
+    and what was wrong on the way.
 
-    RequestError where there is no whole checkpoint, or its weights do not fit.
+    - `task`: makes the model, and gets what it held beside the model
+    - `config`: the settings of the run
+    - `run_dir`: the folder of the run
+    - `device`: where modules that the task holds go (default: the CPU)
+
+    RequestError if there is no whole checkpoint, or its weights do not fit.
     """
     path, notes = find_checkpoint(run_dir / "checkpoints", "BEST")
     if path is None:
@@ -54,7 +60,13 @@ def trained_model(task: Any, config: Config, run_dir: Path) -> tuple[Any, str, l
     if notes:
         notes = [*notes, f"{path.name} is used in place of the best one"]
     first = read_environment(run_dir).get("decided", {}).get("datasets_first")
+    arrived = [held.name for held in held_by(task)]
     model = model_with(task, config, Saved(path.name, load_weights(path), left_out_of(path), first))
+    held = TaskModules(task, model, arrived)
+    move_held(held, device)
+    if missing := load_held(held, load_task_tensors(path)):
+        notes = [*notes, f"the task does not hold {missing[0]} any more, which {path.name} has"]
+    note_end(held)
     steps = read_manifest(path).get("averaged", [])
     return model.eval(), path.name + (f", the mean of {len(steps)} checkpoints" if steps else ""), notes
 
@@ -104,7 +116,7 @@ def _columns_of_batch(task: Any, model: Any, batch: Any, config: Config, context
     "What is kept of one batch."
     import torch
 
-    with torch.no_grad():
+    with torch.no_grad(), held_in_eval_mode(task, model):
         outputs = context.in_precision(predict_views)(task, model, batch.data, config)
         return columns_of(task, outputs, batch)
 
@@ -170,7 +182,7 @@ def _data_to_predict(task: Any, config: Config) -> Any:
 # %% ../../nbs/45_jobs/00_prediction.ipynb #6c6a1737
 def _model_to_predict_with(task: Any, config: Config, context: RunContext, run_dir: Path) -> tuple[Any, str, list[str]]:
     "As `trained_model`, on this rank's device."
-    model, name, notes = trained_model(task, config, run_dir)
+    model, name, notes = trained_model(task, config, run_dir, context.device)
     context.heartbeat.beat("predicting")
     prepared = context.accelerator.prepare_model(model, evaluation_mode=True)  # no gradients: nothing to wrap or shard
     return prepared.eval(), name, notes

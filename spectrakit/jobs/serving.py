@@ -22,6 +22,7 @@ from ..checks.diagnosis import explained
 from ..config.schema import Config
 from ..contract.given_data import as_test_dataset
 from ..contract.task import check_task, provides
+from ..contract.task_modules import TaskModules
 from ..data.loaders import dataset_length
 from ..distributed.context import RunContext
 from .prediction import Member, predict_dataset, trained_model
@@ -122,7 +123,7 @@ def _own_task(task: Any, members: int) -> Any:
     "The task for one of several models. RequestError where each needs one of its own and it cannot be copied."
     if members == 1:
         return task
-    if not provides(task, "restore"):
+    if not provides(task, "restore") and not TaskModules(task).named():
         return copy.copy(task)
     try:
         return copy.deepcopy(task)
@@ -145,7 +146,7 @@ def _devices(context: RunContext, count: int) -> list[Any]:
 def _loaded(task: Any, member: Member, count: int, context: RunContext) -> tuple[ServedModel, list[str]]:
     "The model of one of `count` runs, on the device of `context`, and what was odd on the way."
     own = _own_task(task, count)
-    model, checkpoint, notes = trained_model(own, member.config, member.run_dir)
+    model, checkpoint, notes = trained_model(own, member.config, member.run_dir, context.device)
     placed = context.accelerator.prepare_model(model.to(context.device), device_placement=False, evaluation_mode=True)
     context.heartbeat.beat()
     weight, name = member.weight, member.run_dir.name

@@ -26,6 +26,7 @@ from ..contract.given_data import as_test_dataset
 from ..contract.loss import as_loss
 from ..contract.recorder import Recorder
 from ..contract.task import Task, collate_of, provides
+from ..contract.task_modules import with_held
 from ..data.batch_forms import is_id, join_parts, leaves_of, map_batch, on_cpu
 from ..data.loaders import Placement, dataset_length, eval_batches
 from ..data.samples import global_generators
@@ -359,12 +360,15 @@ def _keeping_random_states() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving_no_trace(model: Any) -> Iterator[Evaluated]:
-    "Within this block the model is in eval mode and keeps no gradients; modes, buffers and random states come back."
+def leaving_no_trace(task: Any, model: Any) -> Iterator[Evaluated]:
+    """Within this block a model is in eval mode and keeps no gradients; modes, buffers and random states come back.
+
+    `task`: the modules that it holds beside the `model` are in eval mode, too
+    """
     import torch
 
     # not inference_mode: what a model keeps of it could not be used in training
-    with in_eval_mode(model) as evaluated, _keeping_random_states(), torch.no_grad():
+    with in_eval_mode(with_held(task, model)) as evaluated, _keeping_random_states(), torch.no_grad():
         yield evaluated
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #5e0c4a12
@@ -427,7 +431,7 @@ def evaluate(
 
     The random states are restored, so that how often a run evaluates does not change what it learns.
     """
-    with leaving_no_trace(model) as evaluated:
+    with leaving_no_trace(task, model) as evaluated:
         scores = _score_batches(task, model, batches, context, over, evaluated)
         mine = on_host(scores.rows), scores.cut, scores.samples
         gathered = context.gather(mine) if context else [mine]
@@ -503,12 +507,14 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
     return (None if dataset is None or dataset_length(dataset, "test") == 0 else dataset), time.monotonic() - began
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #fdaed7c4
-def _timed_batches(model: Any, batches: Any, context: RunContext, predict: Callable[[Any], None]) -> list[float]:
+def _timed_batches(
+    task: Any, model: Any, batches: Any, context: RunContext, predict: Callable[[Any], None]
+) -> list[float]:
     "Seconds that each of these batches takes to be predicted."
     import torch
 
     took, last = [], time.monotonic()
-    with leaving_no_trace(model):
+    with leaving_no_trace(task, model):
         for batch in batches.epoch(0):
             context.heartbeat.beat()
             predict(batch)
@@ -540,7 +546,7 @@ def predictions_s(
     place, most = Placement(context.device, context.rank, context.world_size), min(5, whole) * context.world_size
     batches = eval_batches(dataset, config, place, collate_of(task, "predict"), max_batches=most)
     own = predict or (lambda batch: context.in_precision(predict_views)(task, model, batch.data, config))
-    took = _timed_batches(model, batches, context, own)
+    took = _timed_batches(task, model, batches, context, own)
     each = statistics.median(took[1:] or took)  # one that was held up says nothing about the rest
     return max(row[0] for row in context.gather_numbers([took[0] + each * (whole - 1)]))
 

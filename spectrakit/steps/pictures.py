@@ -44,7 +44,7 @@ def pictures_due(s: TrainState, now: float) -> bool:
 def few_predictions(s: TrainState) -> Predicted:
     "What the model predicts for the first validation samples, with their targets."
     model = s.context.plain(s.learner.model)
-    with resulting_model(s), leaving_no_trace(model), contextlib.closing(s.data.valid.epoch(0)) as batches:
+    with resulting_model(s), leaving_no_trace(s.task, model), contextlib.closing(s.data.valid.epoch(0)) as batches:
         batch = next(batches)
         columns = columns_of(s.task, s.context.in_precision(predict_batch)(s.task, model, batch.data), batch)
     arrays = join_columns(s.task, [columns])

@@ -38,11 +38,12 @@ from spectrakit.checkpoint.store import (
 from ..checks.diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
 from ..checks.loss_checks import adds_up, first_bad_layer, read_rows, uneven_mean, watch_shapes
 from ..checks.results import ContractResult
-from ..checks.undo import Arrived, undone
+from ..checks.undo import Arrived, restored_after, undone
 from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..contract.task import Moment, collate_of, loss_at, provides
+from ..contract.task_modules import TaskModules, load_held, move_held, state_of_held
 from ..data.batch_forms import leaves_of, samples_in
 from ..data.content import content_hash
 from ..data.loaders import Batches, LoadedBatches, Placement, eval_batches, find_non_finite
@@ -619,7 +620,7 @@ def _try_on_training_batch(check: SanityCheck, part: Callable[[SanityCheck], str
     if check.sharded:
         return "no data to try it on"
     try:
-        with leaving_no_trace(check.model):
+        with leaving_no_trace(check.task, check.model):
             told = part(check)
         return f"{told}, on a training batch: there are no others"
     except (RequestError, *_WHATEVER_THE_ROWS):
@@ -656,7 +657,7 @@ def _predicted_there(check: SanityCheck) -> str:
 def _score(check: SanityCheck, batch: Any) -> None:
     "Score a batch. RequestError where its metrics have a wrong form."
     precise = check.execution.context.in_precision
-    with leaving_no_trace(check.model) as evaluated:
+    with leaving_no_trace(check.task, check.model) as evaluated:
         scores, outputs = score_batch(check.task, check.model, batch, in_precision=precise, evaluated=evaluated)
     check_numbers(check.task, scores)
     if provides(check.task, "metrics_all") and outputs is not None:
@@ -804,7 +805,7 @@ def _predict_some(check: SanityCheck, dataset: Any) -> float:
     check.at("test_dataset", "on a test batch")  # unless it was raised in `predict`
     seconds = predictions_s(check.task, check.model, dataset, check.config, check.execution.context, predict)
     if (last := _last_batch(check, dataset, "predict")) is not None:
-        with leaving_no_trace(check.model):
+        with leaving_no_trace(check.task, check.model):
             predict(last, f"on a test batch of {_counted(last.samples)}, as the last one is")
     if first and first[0][1].samples > 0:
         outputs, batch = first[0]
@@ -922,7 +923,9 @@ def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
         "scaler": context.scaler.state_dict() if context.scaler else None,
         "ema": list(ema.values()) if ema is not None else None,
     }
-    return CheckpointContent(model, state, [random_state()], ema)
+    return CheckpointContent(
+        model, state, [random_state()], ema, task=state_of_held(learner.held) if learner.held else {}
+    )
 
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #b9d7d785
 def load_back(check: SanityCheck, learner: Learner, content: CheckpointContent) -> None:
@@ -1012,6 +1015,14 @@ def _leaf_apart(one: Any, other: Any) -> float:
     one, other = one.double(), other.double()
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-12)) if one.numel() else 0.0
 
+# %% ../../nbs/40_steps/06_sanity_check.ipynb #efd91e25
+def _give_held(check: SanityCheck, task: Any, model: Any, kept: dict[str, Any]) -> None:
+    "Give a new task what the other one has saved beside its model. RequestError if it has no place for it."
+    held = TaskModules(task, model, like=None if check.learner is None else check.learner.held)
+    move_held(held, check.execution.context.device)
+    if missing := [name for name in load_held(held, kept) if ":" in name]:
+        raise _cannot_load(task, "loss", f"a new task does not hold {missing[0]}, which a checkpoint has")
+
 # %% ../../nbs/40_steps/06_sanity_check.ipynb #2fdeab97
 @contextlib.contextmanager
 def _next_task(again: NextProcess, first: list[str] | None) -> Iterator[Any]:
@@ -1085,8 +1096,9 @@ def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, 
             if out_of_memory(error):
                 raise
             raise _cannot_load(task, part, f"{type(error).__name__}: {error}") from None
-    if check.execution.context.world_size > 1:
-        return  # the other ranks are not asked for a step
+    ours, theirs = (set(map(id, each.held.named().values())) if each.held else set() for each in (learner, new))
+    if check.execution.context.world_size > 1 or ours & theirs:
+        return  # the other ranks are not asked for a step; nor is a task that could not be copied
     steps = [_one_step(check, *each) for each in ((check.task, check.model, learner), (task, model, new))]
     length, far = (math.sqrt(sum(float(d.double().square().sum()) for d in each)) for each in (steps[0], _less(*steps)))
     if math.isfinite(far) and far > (1e-3 if check.execution.context.device.type == "cpu" else 0.2) * length:
@@ -1122,12 +1134,13 @@ def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointCo
     again = check.next_process
     if again is None or not _second_fits(check):
         return ""
-    (weights, state), _ = read_back((content.model, content.state))
+    (weights, state, kept), _ = read_back((content.model, content.state, content.task))
     ways = [again.first] if again.first is not None or not again.found else [None, sorted(again.found)]
     for first in ways:
         try:
             with _next_task(again, first) as task, _uncompiled(check.model):
                 model = _model_again(check, task, weights, learner)
+                _give_held(check, task, model, kept)
                 with _uncompiled(model):
                     _check_predictions(check, task, model)
                     _check_resumed(check, task, model, learner, state)
@@ -1234,7 +1247,13 @@ def try_contract(
     - `on_result`: called with each result (default: nobody is)
     """
     context = check.execution.context
-    with undone(check.task, context.unwrap(check.model), check.sharded):
+    model = context.unwrap(check.model)
+    with undone(check.task, model, check.sharded), restored_after(None) as keep:
+        held = TaskModules(check.task, model)
+        for name, module in held.modules.items():
+            if name not in held.frozen:
+                keep(module)
+        restores = [(each, copy.deepcopy(each.state_dict())) for each in held.optimizers.values()]
         for part in parts:
             context.heartbeat.beat("evaluating")
             result = try_part(check, part)
@@ -1242,4 +1261,6 @@ def try_contract(
             if result.error:
                 raise RequestError(result.sentence)
         check.learner = check.batch = check.tried = None  # their memory is free again
+        for optimizer, state in restores:
+            optimizer.load_state_dict(state)
     context.heartbeat.beat("preparing")

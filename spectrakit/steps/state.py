@@ -33,6 +33,7 @@ from ..config.schema import Config
 from ..contract.buffers import Place, tensors_at
 from ..contract.optimizer import has_two_sets, ownership, resulting_weights
 from ..contract.task import provides
+from ..contract.task_modules import TaskModules, state_of_held
 from ..distributed.compression import Compression
 from ..distributed.context import RunContext
 from ..distributed.fsdp import like, load_whole_optimizer, whole
@@ -100,6 +101,7 @@ class Learner:
     thawed: dict[str, Any] = field(default_factory=dict)  # averaged parameters that began to learn later, by name
     base: FrozenBase | None = None  # what checkpoints leave out
     unfrozen: set[str] = field(default_factory=set)  # of the base, what has learned for a while
+    held: TaskModules | None = None  # what the task holds beside the model
 
     def __post_init__(self) -> None:
         self.owned: list = self.params  # what the optimizer updates
@@ -180,9 +182,12 @@ def load_averages(learner: Learner, kept: dict[str, Any], named: dict[str, Any])
     learner.ema[:] = [average.detach().clone() for average in averages]
 
 # %% ../../nbs/40_steps/03_state.ipynb #93c411bc
-def names_in_groups(model: Any, optimizer: Any) -> list[list[str | None]]:
-    "Return the names of the parameters in each group of `optimizer`; None for one that `model` does not have."
-    names = {id(q): name for name, q in model.named_parameters()}
+def names_in_groups(model: Any, optimizer: Any, trained: Iterable[tuple[str, Any]] = ()) -> list[list[str | None]]:
+    """Return the names of the parameters in each group of `optimizer`; None for unknown ones.
+
+    `model`: has most of them. `trained`: (name, parameter) of those that the task holds (default: none)
+    """
+    names = {id(q): name for name, q in trained} | {id(q): name for name, q in model.named_parameters()}
     return [[names.get(id(q)) for q in group["params"]] for group in optimizer.param_groups]
 
 # %% ../../nbs/40_steps/03_state.ipynb #287c78f8
@@ -513,6 +518,7 @@ class TrainState:
             "asked_steps": self.schedule.requested_steps,
             "fingerprints": self.data.fingerprints,
             "outer": None if self.outer is None else shared_state(self.outer),
+            "task_optimizers": self._task_optimizers(),
             "stream": self.data.stream_state(self.progress.epoch, self.progress.window),
         }
 
@@ -520,7 +526,12 @@ class TrainState:
         "Return the names of the optimizer's parameters, if `on_epoch` may add some in a longer run."
         if not provides(self.task, "on_epoch"):
             return None
-        return names_in_groups(self.context.unwrap(self.learner.model), self.learner.optimizer)
+        trained = self.learner.held.trained if self.learner.held else ()
+        return names_in_groups(self.context.unwrap(self.learner.model), self.learner.optimizer, trained)
+
+    def _task_optimizers(self) -> dict[str, Any]:
+        held = self.learner.held.optimizers if self.learner.held else {}
+        return {name: each.state_dict() for name, each in held.items() if each is not self.learner.optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; what is missing or None stays as it is.
@@ -539,6 +550,9 @@ class TrainState:
             learner.scheduler.load_state_dict(state["scheduler"])
         if self.outer is not None and state["outer"]:
             load_shared_state(self.outer, state["outer"])
+        for name, kept in state["task_optimizers"].items():
+            if learner.held is not None and name in learner.held.optimizers:
+                learner.held.optimizers[name].load_state_dict(kept)
         if state["stream"]:
             self.data.train.dataset.load_state(state["stream"])
         self.monitor, self.mode = state["monitor"], state["mode"]
@@ -878,9 +892,15 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
     own = {**_boundary_random_state(s), "interval": interval}
     if s.outer is not None:
         own["worker"] = worker_state(s)
+    if s.learner.held is not None and s.context.world_size > 1:  # each rank replaces a tensor by itself
+        kept = state_of_held(s.learner.held)
+        own["task"] = {n: t.clone() for n, t in kept.items() if ":" not in n and not t.requires_grad}
     ranks = [own] if alone else s.context.gather_on_main(own)
     base = s.learner.base.entry() if s.learner.base is not None else None
-    return CheckpointContent(model or {}, state or {}, ranks or [], averaged, base=base)
+    task = state_of_held(s.learner.held) if keep and s.learner.held is not None else {}
+    if s.context.sharded:  # what is handed over is nobody else's
+        task = {name: tensor.clone() for name, tensor in task.items()}
+    return CheckpointContent(model or {}, state or {}, ranks or [], averaged, base=base, task=task)
 
 # %% ../../nbs/40_steps/03_state.ipynb #3c3209f6
 def submit_snapshot(

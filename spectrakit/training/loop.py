@@ -37,6 +37,7 @@ from ..config.batch_plan import batch_facts, by_symbol, next_fraction
 from ..config.schema import Config
 from ..contract.loss import add_logs, as_loss, whole_window, window_part
 from ..contract.optimizer import group_rates
+from ..contract.task_modules import note_end
 from ..distributed.context import BROKEN, Gathering, RunContext
 from ..distributed.fsdp import all_finite, gradient_clip, scale
 from spectrakit.distributed.heartbeat import (
@@ -816,6 +817,12 @@ def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
     why = writer.failure or "nothing was written"
     return "failed", f"the run leaves no checkpoint, so there is no model: {why}. Training itself had ended: {reason}"
 
+# %% ../../nbs/41_training/08_loop.ipynb #e807547c
+def _close_readers(s: TrainState) -> None:
+    for batches in (s.data.train, s.data.valid):
+        if hasattr(batches, "workers"):
+            batches.workers.loader.close()
+
 # %% ../../nbs/41_training/08_loop.ipynb #5b3a9aaf
 def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, str]:
     """After the last step: all files are written, then the `end`, then the second folder and the trackers.
@@ -827,9 +834,9 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
     Returns (status, reason) as they were written: a run whose checkpoint could not be written has failed.
     """
     s.context.heartbeat.beat("saving")
-    for batches in (s.data.train, s.data.valid):
-        if hasattr(batches, "workers"):
-            batches.workers.loader.close()
+    _close_readers(s)
+    if s.learner.held is not None:
+        note_end(s.learner.held)
     status, reason = with_a_model(s, status, reason)
     if not alone:  # rank 0 has the disk; all ranks end alike
         status, reason = s.context.broadcast((status, reason))

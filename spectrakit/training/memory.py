@@ -28,6 +28,7 @@ from ..checks.diagnosis import out_of_memory
 from ..config.batch_plan import BatchPlan, smaller_micro_batches
 from ..contract.buffers import BuffersCopy, restore_buffers, saved_tensors
 from ..contract.loss import as_loss, window_part
+from ..contract.task_modules import exchange_held, with_held
 from ..data.order import train_cuts
 from ..distributed.gradients import GradientAverage, send_from_main
 from ..distributed.heartbeat import ranks_without_memory
@@ -44,9 +45,9 @@ _SMALL = 2**20  # bytes of a buffer that is copied though no checkpoint holds it
 
 
 def note_buffers(s: TrainState) -> None:
-    "Copy the buffers of the model as they are at this step boundary."
+    "Copy the buffers of the model, and of modules that the task holds beside it, as they are at this step boundary."
     most_bytes = math.inf if s.config.training.nan_policy == "skip" else _SMALL
-    s.memory.buffers = BuffersCopy(s.context.unwrap(s.learner.model), most_bytes)
+    s.memory.buffers = BuffersCopy(with_held(s.task, s.context.unwrap(s.learner.model)), most_bytes)
 
 # %% ../../nbs/41_training/04_memory.ipynb #a8fcfe63
 class RanksRanOut(Exception):
@@ -93,7 +94,15 @@ def begin_steps(s: TrainState) -> Callable[[], None] | None:
     if s.saving.rng_state is None:
         note_random_state(s, gpu_generator(s.context.device))
     s.memory.undoable = True
-    return None if s.memory.gradients is None else partial(settle_step, s)
+    settles: list[Callable[[], None]] = [] if s.memory.gradients is None else [partial(settle_step, s)]
+    if (exchange := exchange_held(s.learner.held, s.learner.optimizer, s.context)) is not None:
+        settles.append(exchange)
+    return partial(_call_all, settles) if settles else None
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def end_step(s: TrainState) -> None:

@@ -15,6 +15,7 @@ from spectrakit.checkpoint.store import (
     drop_averages,
     find_checkpoint,
     load_state,
+    load_task_tensors,
     load_weights,
     read_pointer,
     restore_random_state,
@@ -22,6 +23,7 @@ from spectrakit.checkpoint.store import (
 )
 from ..config.batch_plan import BATCH_SETTINGS
 from ..config.schema import step_limit
+from ..contract.task_modules import load_held
 from ..data.fingerprint import fingerprint_change
 from ..data.order import mix_seed
 from ..distributed.fsdp import load_whole_model, optimizer_groups
@@ -301,11 +303,21 @@ def regrouped(state: dict, before: list[list], today: list[list], later: set[str
 def _with_later(s: TrainState, state: dict) -> dict:
     "Return a checkpoint's `state` with the groups of today's optimizer, as `regrouped` makes them."
     model, before = s.context.unwrap(s.learner.model), state["optimizer_params"]
-    today = names_in_groups(model, s.learner.optimizer)
+    today = names_in_groups(model, s.learner.optimizer, s.learner.held.trained if s.learner.held else ())
     if before is None or before == today or optimizer_groups(state["optimizer"]) is None:
         return state
     later = {name for name, q in model.named_parameters() if not q.requires_grad}
     return {**state, "optimizer": regrouped(state["optimizer"], before, today, later)}
+
+# %% ../../nbs/41_training/01_restore.ipynb #f0822a5d
+def _load_held(s: TrainState, path: Path, notes: list[str]) -> None:
+    "Give the task what it held beside the model when the checkpoint at `path` was written."
+    if (held := s.learner.held) is None:
+        return
+    kept = s.context.broadcast(load_task_tensors(path) if s.context.is_main else None)
+    held.seen = {name: seen for name, seen in held.seen.items() if name not in kept}  # they are saved again
+    if missing := load_held(held, kept):
+        notes.append(f"the task does not hold {', '.join(missing[:3])} any more, which {path.name} has: it is left out")
 
 # %% ../../nbs/41_training/01_restore.ipynb #64057feb
 def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str]) -> None:
@@ -334,6 +346,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
             f"{path.name} does not fit the model of {type(s.task).__name__}. {error} "
             "Is it the same task, with the same options?"
         ) from None
+    _load_held(s, path, notes)
     # the scheduler comes later, when the new length of the run is known
     s.load_state_dict({**state, "scheduler": None, "optimizer": None if replaced else state["optimizer"]})
     if replaced:
@@ -458,6 +471,8 @@ def restore_state(s: TrainState) -> list[str]:
         _load_scheduler(s, state, done, notes)
     _restore_best(s, requested, notes)
     _restore_workers(s, state, rank_state, notes)
+    if s.learner.held is not None and rank_state is not None:
+        load_held(s.learner.held, rank_state.get("task", {}))
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
     same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]

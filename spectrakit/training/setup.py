@@ -42,6 +42,15 @@ from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse, has_two_sets
 from ..contract.sampler import sampled_order
 from ..contract.task import check_task, collate_of, provides
+from spectrakit.contract.task_modules import (
+    TaskModules,
+    begin_again,
+    held_by,
+    join_optimizer,
+    move_held,
+    note_tensors,
+    share_held,
+)
 from ..data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import (
     LoadedBatches,
@@ -241,9 +250,38 @@ def _finite_buffers(model: Any) -> list[Place]:
 
     return [place for place in places_of(model) if averages(place.tensor)]
 
+# %% ../../nbs/41_training/00_setup.ipynb #0bfcdfca
+def _optimizer_of(task: Any, config: Config, model: Any, later: Sequence[str], held: TaskModules | None) -> Any:
+    "Return the task's own optimizer, checked, or the one that the settings name, with the parameters that are `held`."
+    with learning(model, later):
+        own = task.optimizer(model, config) if provides(task, "optimizer") else None
+        if own is not None:
+            check_optimizer(task, model, own)
+            check_sparse(model, own)
+        optimizer = own or build_optimizer(model, config)
+    if held is not None:
+        join_optimizer(held, optimizer)
+    if has_two_sets(optimizer):
+        optimizer.train()
+    return optimizer
+
+
+def _scheduler_of(task: Any, optimizer: Any, config: Config, steps: int) -> Any:
+    "Return the task's own scheduler, checked; None if it has none."
+    scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") else None
+    if scheduler is not None:
+        check_scheduler(task, scheduler, optimizer, config, steps)
+    return scheduler
+
 # %% ../../nbs/41_training/00_setup.ipynb #6832152d
-def make_learner(
-    task: Any, config: Config, context: RunContext, model: Any, steps: int | None, later: Sequence[str] = ()
+def make_learner(  # noqa: PLR0913  what a learner is made of; the last two have defaults
+    task: Any,
+    config: Config,
+    context: RunContext,
+    model: Any,
+    steps: int | None,
+    later: Sequence[str] = (),
+    held: TaskModules | None = None,
 ) -> Learner:
     """The model with its optimizer, scheduler and averages.
 
@@ -251,23 +289,15 @@ def make_learner(
     - `config`: names the optimizer otherwise, and whether averages are kept
     - `context`: unwraps the model for the task
     - `model`: prepared, as `context.prepare` returns it
-    - `steps`: optimizer steps of the run; None: the sanity check, without scheduler and averages
+    - `steps`: optimizer steps of the run; None: a check, without scheduler and averages
     - `later`: names of the parameters that on_epoch lets learn later; the optimizer has them from the start
+    - `held`: what the task holds beside the model; the optimizer gets its parameters, too (default: nothing)
     """
-    with learning(context.unwrap(model), later):
-        own = task.optimizer(context.unwrap(model), config) if provides(task, "optimizer") else None
-        if own is not None:
-            check_optimizer(task, context.unwrap(model), own)
-            check_sparse(context.unwrap(model), own)
-        optimizer = own or build_optimizer(context.unwrap(model), config)
-    if has_two_sets(optimizer):
-        optimizer.train()
+    optimizer = _optimizer_of(task, config, context.unwrap(model), later, held)
     if config.trainer.gradient_clip_val is not None:
         check_sparse(context.unwrap(model), optimizer, clips=True)
     base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]  # no scheduler's "lr"
-    scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") and steps is not None else None
-    if scheduler is not None and steps is not None:
-        check_scheduler(task, scheduler, optimizer, config, steps)
+    scheduler = None if steps is None else _scheduler_of(task, optimizer, config, steps)
     params = [q for q in model.parameters() if q.requires_grad]
     averages = config.training.ema_decay is not None and steps is not None
     buffers = _finite_buffers(context.unwrap(model)) if averages and config.training.ema_buffers else []
@@ -280,6 +310,7 @@ def make_learner(
         [q.detach().clone() for q in (*params, *tensors_at(buffers))] if averages else None,
         interval_of(scheduler, config),
         buffers,
+        held=held,
     )
 
 # %% ../../nbs/41_training/00_setup.ipynb #8bda2bd7
@@ -295,7 +326,7 @@ def _origins(scalers: list[Any], batch: Any) -> list[Any]:
     "A value near the mean for each scaler: that of the first sample."
     import torch
 
-    from spectrakit.contract.scaler import part_for
+    from spectrakit.steps.scaler import part_for
 
     parts = [part_for(scaler, batch).detach().to("cpu", torch.float64) for scaler in scalers]
     rows = [part.reshape(-1, *scaler.shape)[0] for scaler, part in zip(scalers, parts, strict=True)]
@@ -313,7 +344,7 @@ def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
     """
     import torch
 
-    from spectrakit.contract.scaler import batches_to_fit, part_for, scalers_in, set_moments, sums
+    from spectrakit.steps.scaler import batches_to_fit, part_for, scalers_in, set_moments, sums
 
     if not (scalers := scalers_in(model)):
         return
@@ -560,6 +591,7 @@ def prepare(
     first = read_elsewhere(task, found) or ([] if shared.changed() else None)  # []: it has changed a module
     first = None if provides(task, "restore") else first
     found_values = {name: value for name, value in getattr(task, "__dict__", {}).items() if name in found}
+    arrived_held = [held.name for held in held_by(task)]
     model, base = _moved_model(task, config, context, watch)
     if (modes := into_train_mode(task, model)) and not training_only:
         log.write("message", text=modes)
@@ -583,8 +615,14 @@ def prepare(
     total_batches = forward_passes(len(valid), config, most, context.world_size) if valid is not None else 0
     planned = None if training_only else steps
 
+    beside = TaskModules(task, context.unwrap(model), arrived_held)
+    begin_again(beside)
+
     def learner_of(owner: Any, model: Any) -> Learner:
-        learner = make_learner(owner, config, context, model, planned, check.thawed)
+        held = TaskModules(owner, context.unwrap(model), like=beside)
+        move_held(held, context.device)
+        note_tensors(held)
+        learner = make_learner(owner, config, context, model, planned, check.thawed, held)
         learner.base = base
         return learner
 
@@ -613,6 +651,8 @@ def prepare(
     if compiles:
         model = try_compile(task, model, batches, log, config.data.allow_nan)
     learner = learner_of(task, model)
+    assert learner.held is not None, "learner_of looks for it"
+    share_held(learner.held, context)
     check_plateau(learner, monitor, direction.mode)
     seed_everything(mix_seed(config.seed, 1, *([context.rank] if context.rank else [])) & 0xFFFFFFFF)
     state = TrainState(
@@ -711,6 +751,8 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
 def _ownership_notes(s: TrainState) -> list[str]:
     "What the optimizer leaves out, and what it has that is not the model's, a sentence each."
     names = {id(q): name for name, q in s.context.unwrap(s.learner.model).named_parameters()}
+    held = s.learner.held
+    names |= {id(q): name for name, q in held.trained} if held is not None else {}
     left = [names.get(id(q), "?") for q in s.learner.unowned]
     foreign = sum(id(q) not in names for q in s.learner.owned)
     notes = []
@@ -724,6 +766,12 @@ def _ownership_notes(s: TrainState) -> list[str]:
         notes.append(
             f"the optimizer updates {foreign} parameters that are not the model's, so that no checkpoint holds them. "
             "Make them part of what `model` returns"
+        )
+    if held is not None and held.added:
+        more = f" and {len(held.added) - 3} more" if len(held.added) > 3 else ""
+        notes.append(
+            f"trained, too, in a group of their own: {', '.join(held.added[:3])}{more}, which the task holds and its "
+            "optimizer did not have. To leave them as they are, set requires_grad=False"
         )
     return notes
 

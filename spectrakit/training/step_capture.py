@@ -241,6 +241,8 @@ def begin_graphs(s: TrainState) -> None:
     captures, why = choose_graphs(c, s.context, s.data.plan, parameters, steps, s.task)
     if captures and not _kept_on_device(learner.optimizer):
         captures, why = False, "no CUDA graphs: the optimizer is not one of torch's fused ones"
+    if captures and learner.held is not None and (learner.held.trained or learner.held.modules):
+        captures, why = False, "no CUDA graphs: the task holds modules beside the model"
     if captures and c.trainer.cuda_graphs == "auto" and not isinstance(s.data.train, (ResidentBatches, RowBatches)):
         captures, why = False, "no CUDA graphs: samples come from a loader"
     if captures:
