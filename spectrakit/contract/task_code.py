@@ -310,7 +310,7 @@ class Collector:
         return {name: code_hash(sorted(hashes)) for name, hashes in self.parts.items()}
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #63e64072
-_DYNAMIC = {"exec", "globals", "__import__", "import_module", "importlib", ("eval",), ("sys", "modules")}
+_DYNAMIC = {"exec", "globals", "__import__", "import_module", "importlib", "builtins", ("eval",), ("sys", "modules")}
 
 
 def _add_class(collector: Collector, source: Source, node: ast.ClassDef) -> None:

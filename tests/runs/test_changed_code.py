@@ -280,6 +280,33 @@ NO_USE = {
     "order of definitions": dict(top="if {number} > 1:\n    pass\nA = 1", value="A"),
     "main block": dict(after="if __name__ == '__main__':\n    x = {number}"),
     "name of a class above": dict(top="class C:\n    z = {number}\n\nz = 1", value="z"),
+    "loop var in method": dict(top="i = {number}", inner="for i in range(2):\n            pass", value="i"),
+    "star args": dict(top="args = {number}", inner="f = lambda *args, **kw: args\n        f(1)"),
+    "dict comp": dict(top="v = {number}", value="sum({k: v for k, v in {1: 2}.items()})"),
+    "class in method": dict(
+        top="w = {number}", inner="class A:\n            w = 1\n            q = w\n        a = A()"
+    ),
+    "property setter": dict(
+        top="v = {number}\n\nclass P:\n    @property\n    def v(self):\n        return 1\n    @v.setter\n"
+        "    def v(self, x):\n        pass",
+        value="P().v",
+    ),
+    "enum members": dict(
+        top="from enum import Enum\nA = {number}\nclass E(Enum):\n    A = 1\n    B = A", value="E.A.value"
+    ),
+    "unused function": dict(top="def unused(x):\n    return {number}"),
+    "unused class with registry call": dict(top="class Un:\n    z = {number}\n"),
+    "type checking": dict(top="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    U = {number}"),
+    "print at top": dict(top="print({number})"),
+    "logger": dict(top="import logging\nlog = logging.getLogger('a')\nother = {number}", inner="log.info('x')"),
+    "docstring of helper": dict(top="def h():\n    '''{number}'''\n    return 1", value="h()"),
+    "docstring of nested": dict(inner="def h():\n            '''{number}'''\n            return 1", value="h()"),
+    "module docstring after imports": dict(top="'''{number}'''"),
+    "type var scope": dict(top="T = {number}", inner="T: int = 3", value="T"),
+    "del local": dict(top="d = {number}", inner="d = 1\n        del d"),
+    "with as tuple": dict(top="a = {number}", inner="(a, b) = (1, 2)", value="a"),
+    "for else unused": dict(top="for q in (1,):\n    A = 1\nelse:\n    B = {number}", value="A"),
+    "while block": dict(top="n = 0\nwhile n < 2:\n    n += 1\n    U = {number}", value="n"),
 }
 USE = {
     "value": dict(top="x = {number}", value="x"),
@@ -341,6 +368,62 @@ USE = {
         top="class Mixin:\n    def v(self):\n        return {number}\n\nclass Base(Mixin):\n    pass",
         value="Base().v()",
     ),
+    "for body": dict(top="T = []\nfor q in (1,):\n    T += [{number}]", value="T[0]"),
+    "augmented": dict(top="x = 1\nx *= {number}", value="x"),
+    "with at top": dict(top="import contextlib\nwith contextlib.suppress(OSError):\n    x = {number}", value="x"),
+    "walrus at top": dict(top="if (x := {number}) > 0:\n    pass", value="x"),
+    "match at top": dict(top="match {number}:\n    case x:\n        pass", value="x"),
+    "finally": dict(top="try:\n    x = 1\nfinally:\n    x = {number}", value="x"),
+    "global in helper called at top": dict(top="x = 1\ndef s():\n    global x\n    x = {number}\ns()", value="x"),
+    "async helper": dict(top="async def f():\n    return {number}", value="(f(), 1)[1]"),
+    "nested attr class": dict(top="class A:\n    class B:\n        z = {number}", value="A.B.z"),
+    "default factory": dict(
+        top="from dataclasses import dataclass, field\n@dataclass\nclass C:\n"
+        "    x: list = field(default_factory=lambda: [{number}])",
+        value="C().x[0]",
+    ),
+    "namedtuple": dict(
+        top="from collections import namedtuple\nP = namedtuple('P', 'a')\nQ = P({number})", value="Q.a"
+    ),
+    "starred": dict(top="a, *b = 1, {number}", value="b[0]"),
+    "swap": dict(top="a = {number}\nb = 2\na, b = b, a", value="b"),
+    "starred base": dict(top="class M:\n    z = {number}\nBASES = (M,)\nclass C(*BASES):\n    pass", value="C.z"),
+    "kw default": dict(top="W = {number}\ndef f(*, w=W):\n    return w", value="f()"),
+    "conditional import": dict(top="try:\n    from helper import fa\nexcept ImportError:\n    fa = None", value="fa()"),
+    "import in class body": dict(top="class C:\n    from helper import fa", value="C.fa()"),
+    "helper via init subclass": dict(
+        top="class B:\n    def __init_subclass__(cls):\n        cls.z = {number}\nclass C(B):\n    pass", value="C.z"
+    ),
+    "table of functions": dict(top="def f():\n    return {number}\nT = dict(a=f)", value="T['a']()"),
+    "partial": dict(
+        top="from functools import partial\ndef f(x, w):\n    return w\ng = partial(f, w={number})", value="g(1)"
+    ),
+    "nested def global": dict(
+        top="x = {number}",
+        inner="def a():\n            def b():\n                return x\n            return b()",
+        value="a()",
+    ),
+    "exec string": dict(top="K = {number}\nexec('M = K')", value="M"),
+    "setattr of a module attr": dict(top="import helper\nsetattr(helper, 'K1', {number})", value="helper.K1"),
+    "module alias chain": dict(top="import pack.inner\ni = pack.inner", value="i.f()"),
+    "sys.modules": dict(top="import sys\nk = {number}", value="getattr(sys.modules[__name__], 'k')"),
+    "module getattr": dict(top="import helper as h\ng = getattr(h, 'fa')", value="g()"),
+    "local import of package": dict(inner="import pack.inner", value="pack.inner.f()"),
+    "local from dot": dict(inner="from pack import inner as z", value="z.f()"),
+    "type annotation string": dict(top="x = {number}", inner="y: int = x", value="y"),
+    "del then rebinding": dict(top="x = 1\ndel x\nx = {number}", value="x"),
+    "lambda default": dict(top="x = {number}\nf = lambda y=x: y", value="f()"),
+    "decorator class": dict(
+        top="class D:\n    def __init__(self, f):\n        self.f = f\n    def __call__(self, *a):\n"
+        "        return {number}\n@D\ndef f():\n    return 1",
+        value="f()",
+    ),
+    "module function list": dict(top="import helper\nFS = [helper.fa]", value="FS[0]()"),
+    "vars of module": dict(top="import helper", value="vars(helper)['fa']()"),
+    "globals alias": dict(top="k = {number}\ng = globals()", value="g['k']"),
+    "builtins.eval": dict(top="import builtins\nk = {number}", value="builtins.eval('k')"),
+    "attrgetter": dict(top="import helper, operator", value="operator.attrgetter('fa')(helper)()"),
+    "fn attr": dict(top="def f():\n    return f.k\nf.k = {number}", value="f()"),
 }
 
 
@@ -467,6 +550,73 @@ LIVE = {
     "method given later": (LOSS.format("1"), "def better(self, m, b):\n    return {n}\nT.loss = better", "task = T()"),
     "property": ("K = {n}\nclass T(Task):\n    @property\n    def k(self):\n        return K\ntask = T()",),
     "library's function": ("import math\nf = math.sqrt if {n} == 1 else math.sin", LOSS.format("f(1)"), "task = T()"),
+    "enum": (
+        "from enum import Enum\nclass E(Enum):\n    A = {n}",
+        "class T(Task):\n    def loss(self, model, batch):\n        return E.A.value\n",
+        "task = T()",
+    ),
+    "namedtuple": (
+        "from collections import namedtuple\nP = namedtuple('P', 'a')\nQ = P({n})",
+        "class T(Task):\n    def loss(self, model, batch):\n        return Q.a\n",
+        "task = T()",
+    ),
+    "base in other cell": (
+        "class B(Task):\n    k = {n}\n    def m(self):\n        return 1",
+        "class T(B):\n    def loss(self, m, b):\n        return self.k\ntask = T()",
+    ),
+    "mixin without functions": (
+        "class Mix:\n    k = {n}",
+        "class T(Mix, Task):\n    def loss(self, m, b):\n        return self.k\ntask = T()",
+    ),
+    "task without methods": (
+        "class B(Task):\n    def loss(self, m, b):\n        return self.k",
+        "class T(B):\n    k = {n}\ntask = T()",
+    ),
+    "big list": (
+        "K = [0] * 2000 + [{n}]",
+        "class T(Task):\n    def loss(self, model, batch):\n        return K[-1]\n",
+        "task = T()",
+    ),
+    "numpy": (
+        "import numpy as np\nK = np.full(3, {n})",
+        "class T(Task):\n    def loss(self, model, batch):\n        return K\n",
+        "task = T()",
+    ),
+    "callable object": (
+        "class F:\n    def __call__(self, x):\n        return {n}\nf = F()",
+        "class T(Task):\n    def loss(self, model, batch):\n        return f(1)\n",
+        "task = T()",
+    ),
+    "static method": (
+        "class F:\n    @staticmethod\n    def f(x):\n        return {n}",
+        "class T(Task):\n    def loss(self, model, batch):\n        return F.f(1)\n",
+        "task = T()",
+    ),
+    "no_grad helper": (
+        "import torch\n@torch.no_grad()\ndef f(x):\n    return {n}",
+        "class T(Task):\n    def loss(self, model, batch):\n        return f(1)\n",
+        "task = T()",
+    ),
+    "no_grad method": (
+        "import torch\nclass T(Task):\n    @torch.no_grad()\n    def loss(self, m, b):\n        return {n}\ntask = T()",
+    ),
+    "cached property": (
+        "from functools import cached_property\nclass T(Task):\n    @cached_property\n    def k(self):\n"
+        "        return {n}\ntask = T()",
+    ),
+    "torch dtype": (
+        "import torch\nD = torch.float16 if {n} == 1 else torch.float32",
+        "class T(Task):\n    def loss(self, model, batch):\n        return D\n",
+        "task = T()",
+    ),
+    "module of the task": (
+        "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n        return {n}",
+        "import torch\ntask = Task.of(Net(), [1], None, torch.nn.functional.mse_loss)",
+    ),
+    "own loss class": (
+        "from torch import nn\nclass L(nn.Module):\n    def forward(self, o, t):\n        return {n}",
+        "task = Task.of(object(), [1], None, L())",
+    ),
 }
 LIVE_NO_USE = {
     "nobody reads it": ("x = {n}", LOSS.format("1"), "task = T()"),
@@ -492,6 +642,26 @@ LIVE_NO_USE = {
         "task = Task.of(object(), [1], None, b)",
     ),
     "comment": (LOSS.format("1  # {n}"), "task = T()"),
+    "comment cell": ("# {n}", "class T(Task):\n    def loss(self, model, batch):\n        return 1\n", "task = T()"),
+    "other variable named as attribute": (
+        "mean = {n}",
+        "class T(Task):\n    def loss(self, model, batch):\n        return batch.mean()\n",
+        "task = T()",
+    ),
+    "comp": (
+        "k = {n}",
+        "class T(Task):\n    def loss(self, model, batch):\n        return [k for k in batch]\n",
+        "task = T()",
+    ),
+    "unused object": (
+        "import torch\nW = torch.ones({n})",
+        "class T(Task):\n    def loss(self, model, batch):\n        return 1\n",
+        "task = T()",
+    ),
+    "later cells": (
+        "class T(Task):\n    def loss(self, model, batch):\n        return 1\n",
+        "task = T()\nrun = {n}\nprint(run)",
+    ),
 }
 
 
