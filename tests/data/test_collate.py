@@ -89,7 +89,7 @@ def test_a_collate_that_asks_for_samples_alone_gets_these():
             return samples, pad
 
     class Part:
-        collate = functools.partial(lambda samples: samples)
+        collate = staticmethod(functools.partial(lambda samples: samples))
 
     assert collate_of(Old(), "train")([1]) == ([1], 0) and collate_of(Part(), "valid")([2]) == [2]
     assert collate_of(sk.Task(), "train") is None
