@@ -2521,8 +2521,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/contract/task_code.py'),
                                                'spectrakit.contract.task_code._singles': ( '37_contract/task_code.html#_singles',
                                                                                            'spectrakit/contract/task_code.py'),
-                                               'spectrakit.contract.task_code._targets': ( '37_contract/task_code.html#_targets',
-                                                                                           'spectrakit/contract/task_code.py'),
                                                'spectrakit.contract.task_code._used': ( '37_contract/task_code.html#_used',
                                                                                         'spectrakit/contract/task_code.py'),
                                                'spectrakit.contract.task_code._values': ( '37_contract/task_code.html#_values',

@@ -142,17 +142,11 @@ def _singles(statement: Any) -> list[Any]:
     return [statement]
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #chgd0006
-def _root(node: ast.AST) -> str | None:
+def _root(node: ast.AST | None) -> str | None:
     "The name that an expression such as `a.b[0].c` begins with."
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
-
-
-def _targets(statement: ast.stmt) -> list[ast.expr]:
-    "What a statement assigns to or deletes."
-    target = getattr(statement, "target", None)
-    return [*getattr(statement, "targets", []), *([target] if target is not None else [])]
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #chgd0003
 def _shared(code: ast.AST) -> set[str]:
@@ -180,7 +174,8 @@ def _changed(statement: ast.stmt, source: "Source") -> Iterator[str]:
                 if isinstance(registrar, _DEFINITIONS) and registrar is not statement:
                     yield from {name for name, *_ in _used(registrar)} & set(source.names) - {registrar.name}
         return
-    yield from filter(None, (_root(target) for target in _targets(statement) if not isinstance(target, ast.Name)))
+    targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
+    yield from filter(None, (_root(target) for target in targets if not isinstance(target, ast.Name)))
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         yield from _called(statement.value, source)
 
@@ -294,6 +289,7 @@ class Collector:
 
     parts: dict[str, set[str]] = field(default_factory=dict)
     seen: set[Any] = field(default_factory=set)
+    waiting: list[tuple[Source, ast.AST]] = field(default_factory=list)  # code, and where what it reads is looked up
 
     def first_time(self, key: Any) -> bool:
         "Whether `key` comes for the first time, and there are not too many yet."
@@ -323,7 +319,7 @@ def _add_class(collector: Collector, source: Source, node: ast.ClassDef) -> None
     collector.keep(source, node.name, rest)
     for name, items in methods.items():
         collector.keep(source, f"{node.name}.{name}", items)
-    _follow(collector, source, node)
+    collector.waiting.append((source, node))
 
 
 def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
@@ -343,8 +339,7 @@ def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
 def _add_code(collector: Collector, source: Source, name: str, code: list[Any]) -> None:
     "Statements, and the heads of the blocks around them, as one part, and what they read."
     collector.keep(source, name, code)
-    for part in (part for part in code if isinstance(part, ast.AST)):
-        _follow(collector, source, part)
+    collector.waiting += [(source, part) for part in code if isinstance(part, ast.AST)]
 
 
 def _add_whole(collector: Collector, source: Source) -> bool:
@@ -501,15 +496,18 @@ def _add_class_object(collector: Collector, kind: type) -> None:
             continue
         if _add_by_module(collector, base):
             continue
-        functions = [function for member in vars(base).values() for function in _behind(member)]
-        places = [_node_of(function, base.__name__, (ast.ClassDef,)) for function in functions]
+        members = [(name, function) for name, member in vars(base).items() for function in _behind(member)]
+        places = [_node_of(function, base.__name__, (ast.ClassDef,)) for _, function in members]
         if found := [place for place in places if place is not None]:
             scopes: list[Any] = [source.scope for source, _ in found]
             _add_class(collector, Source("", found[0][0].tree, None, ChainMap(*scopes)), found[0][1])
         elif base.__module__ == "__main__" and (cell := _cell_of(base.__name__, vars(sys.modules["__main__"]))):
             _add_binding(collector, cell, base.__name__, ())
-        for function in (function for function, place in zip(functions, places, strict=True) if place is None):
-            add_object(collector, Source("", ast.Module([], []), None, {}), "", function)  # of a decorator, or later
+        for name, function in (member for member, place in zip(members, places, strict=True) if place is None):
+            nowhere = Source("", ast.Module([], []), None, {})
+            if not name.startswith("__"):  # Python makes those of a dataclass
+                collector.keep(nowhere, f"{base.__name__}.{name}", "of a decorator, or given to the class later")
+            add_object(collector, nowhere, "", function)
 
 # %% ../../nbs/37_contract/06_task_code.ipynb #367c6d15
 def _add_function_object(collector: Collector, function: types.FunctionType) -> None:
@@ -596,14 +594,16 @@ def code_fingerprint(task: Any) -> dict[str, str]:
     try:
         if isinstance(task, str):
             _by_name(collector, task, ["", *sys.path])
-            return collector.result()
-        _add_class_object(collector, type(task))
+        else:
+            _add_class_object(collector, type(task))
         nowhere, own = Source("", ast.Module([], []), None, {}), getattr(task, "__dict__", {}).values()
         for value in _values(task):
             if isinstance(value, _CALLABLES):
                 add_object(collector, nowhere, "the task" if any(value is part for part in own) else "", value)
             elif collector.first_time(("kind", type(value))):
                 _add_class_object(collector, type(value))
+        while collector.waiting:
+            _follow(collector, *collector.waiting.pop())
     except Exception:  # an object of the user's may raise anything where it is looked at; a run is not lost for it
         pass
     return collector.result()

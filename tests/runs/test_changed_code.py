@@ -695,3 +695,19 @@ def test_a_definition_that_is_added_or_taken_away_counts(here, before, now):
         (here / "mine.py").write_text(f"from spectrakit.contract.task import Task\n{text}")
         files.append(code_fingerprint(f"{here / 'mine.py'}:T"))
     assert code_change(*files) and code_change(*reversed(files))
+
+
+def test_a_method_that_a_later_cell_gives_to_a_class_counts():
+    given = "def better(self, model, batch):\n    return 2\nT.loss = better"
+    first, second = run_cells(LOSS.format("1"), "task = T()"), run_cells(LOSS.format("1"), given, "task = T()")
+    assert code_change(first, second) == code_change(second, first) == "loss of T"
+
+
+def test_a_long_chain_of_functions_is_followed_to_its_end(here):
+    chain = "".join(f"def f{i}(x):\n    return f{i - 1}(x)\n\n" for i in range(1, 500))
+    task = "import spectrakit as sk\n\n\nclass T(sk.Task):\n    def loss(self, m, b):\n        return f499(b)\n"
+    found = []
+    for number in (1, 2):
+        (here / "long.py").write_text(f"def f0(x):\n    return {number}\n\n{chain}{task}")
+        found.append(code_fingerprint(f"{here / 'long.py'}:T"))
+    assert code_change(*found) == "f0 in long"
