@@ -40,6 +40,11 @@ class Place:
         "The buffer as it is now; None if it is no longer there."
         return _own(self.module).get(self.name.rpartition(".")[2])
 
+    @property
+    def is_saved(self) -> bool:
+        "Whether checkpoints hold the buffer."
+        return _is_saved(self.module, self.name.rpartition(".")[2])
+
 
 def places_of(model: Any) -> list[Place]:
     "Return the place of each buffer of `model`, one for a tensor that stands in several."

@@ -20,7 +20,7 @@ from typing import Any
 from ..checkpoint.store import random_state, restore_random_state
 from ..config.batch_plan import BatchPlan, next_fraction
 from ..config.schema import Config
-from ..contract.buffers import is_dense
+from ..contract.buffers import saved_tensors
 from ..contract.eval_mode import Evaluated, in_eval_mode
 from ..contract.given_data import as_test_dataset
 from ..contract.loss import as_loss
@@ -576,16 +576,9 @@ def evaluation_due(s: TrainState) -> bool:
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #1056188a
 def same_buffers(s: TrainState) -> None:
-    """Give every rank rank 0's buffers, such as the running statistics of batch norm: they are what a checkpoint holds.
-
-    Those of another shape on some rank, such as a table that grows, stay.
-    """
-    if s.context.world_size == 1:
-        return
-    named = {name: b for name, b in s.context.unwrap(s.learner.model).named_buffers() if is_dense(b)}
-    forms = s.context.gather({name: (tuple(b.shape), str(b.dtype)) for name, b in named.items()})
-    alike = set.intersection(*({*form.items()} for form in forms))
-    same_on_all_ranks(named[name] for name, _ in sorted(alike))
+    "Give every rank rank 0's buffers, such as the running statistics of batch norm: they are what a checkpoint holds."
+    if s.context.world_size > 1:
+        same_on_all_ranks(saved_tensors(s.context.unwrap(s.learner.model)))
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #9b7317f7
 def record_result(s: TrainState) -> bool:

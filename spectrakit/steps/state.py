@@ -6,11 +6,11 @@
 __all__ = ['Progress', 'Learner', 'averaged_now', 'average_thawed', 'kept_averages', 'load_averages', 'names_in_groups', 'Data',
            'Schedule', 'never', 'Execution', 'Interval', 'PictureClock', 'Record', 'Requests', 'NanState', 'Memory',
            'Saving', 'Timing', 'Flight', 'Workers', 'shared_state', 'load_shared_state', 'common_weights',
-           'common_model', 'TrainState', 'ema_stays', 'update_ema', 'count_overflows', 'resulting_model', 'save_due',
-           'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once', 'save_due_by_clock', 'log_once',
-           'gpu_generator', 'note_random_state', 'state_at', 'learns_alone', 'count_left_out', 'updates_made',
-           'begin_counting', 'worker_state', 'load_worker_state', 'left_out', 'submit_snapshot', 'save',
-           'finish_saving', 'finish_mirror']
+           'common_model', 'TrainState', 'ema_stays', 'own_parts_of', 'update_ema', 'count_overflows',
+           'resulting_model', 'save_due', 'first_saves_s', 'writer_of', 'average_plan', 'checkpoints_at_once',
+           'save_due_by_clock', 'log_once', 'gpu_generator', 'note_random_state', 'state_at', 'learns_alone',
+           'count_left_out', 'updates_made', 'begin_counting', 'worker_state', 'load_worker_state', 'left_out',
+           'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fcf4
 import contextlib
@@ -567,6 +567,11 @@ def ema_stays(decay: float, step: int, after: int | None = None) -> float:
     return math.prod(min(decay, (1 + n) / (10 + n)) for n in range(first, step + 1))
 
 
+def own_parts_of(tensors: list) -> list:
+    "Return this rank's parts of tensors: torch takes sharded and whole ones in no call together."
+    return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+
+
 def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any = None) -> None:
     """Move the averages towards the weights, in place.
 
@@ -579,11 +584,12 @@ def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any =
     import torch
 
     now = ema_stays(decay, step)
+    ema, params = own_parts_of(ema), own_parts_of([p.detach() for p in params])
     if not torch.is_tensor(left_out):
         if not left_out:
-            torch._foreach_lerp_(ema, [p.detach() for p in params], 1 - now)
+            torch._foreach_lerp_(ema, params, 1 - now)
         return
-    change = torch._foreach_sub([p.detach() for p in params], ema)
+    change = torch._foreach_sub(params, ema)
     torch._foreach_mul_(change, (1 - now) * (~left_out).float())
     torch._foreach_add_(ema, change)
 

@@ -41,6 +41,7 @@ from spectrakit.steps.state import (
     begin_counting,
     common_model,
     ema_stays,
+    own_parts_of,
     updates_made,
 )
 from .nan_guard import apply_nan_policy
@@ -103,7 +104,8 @@ def make_workers(s: TrainState) -> Workers | None:
     if not is_diloco(s.config):
         return None
     d = s.config.diloco
-    places = [place for place in places_of(s.context.unwrap(s.learner.model)) if is_dense(place.tensor)]
+    held = places_of(s.context.unwrap(s.learner.model))
+    places = [place for place in held if place.is_saved and is_dense(place.tensor)]
     workers = Workers(_make_loops(s), count_workers(s.config, s.context.world_size), places)
     workers.group, workers.shards = s.context.workers, d.shards
     if d.compression != "fp32":
@@ -257,7 +259,8 @@ def move_averages(s: TrainState) -> None:
 
     after = max(p.averaged_step, s.config.diloco.warmup_steps)
     with common_model(s), torch.no_grad():
-        torch._foreach_lerp_(ema, [q.detach() for q in averaged_now(s.learner)], 1 - ema_stays(decay, p.step, after))
+        now = own_parts_of([q.detach() for q in averaged_now(s.learner)])
+        torch._foreach_lerp_(own_parts_of(ema), now, 1 - ema_stays(decay, p.step, after))
     p.averaged_step = p.step
 
 # %% ../../nbs/41_training/06_rounds.ipynb #5d0a9e12

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+import in_process
 import spectrakit as sk
 from in_process import PLAIN, vector
 from spectrakit.checkpoint.store import checkpoints, load_weights
+from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
+from spectrakit.handover.job import Job
+from spectrakit.handover.job_kind import kind_named
+from spectrakit.handover.request import new_request
+from spectrakit.launch.launcher import launch
+from spectrakit.system.platforms.detect import detect
 from tasks import in_sanity_check
 
 WORDS = ("data.batch_size=8", "optimizer.lr=0.05", "trainer.deterministic=false")
@@ -323,3 +331,75 @@ def test_what_is_loaded_predicts_as_the_model_of_the_run(part, tmp_path):
     assert torch.equal(model(x), wanted(x))
     predicted = sk.predict(task, run).arrays
     assert torch.equal(torch.as_tensor(predicted["predictions"]), wanted(x))
+
+
+# two ranks
+
+TWO = ("trainer.devices=2", "data.batch_size=4", "local/accumulate_grad_batches=debug", "checkpoint.max_share=1")
+
+
+def on_two(folder, task, *words, kind="train"):
+    "The weights of a run on two ranks, and how it ended."
+    config = compose(*PLAIN, *WORDS, *TWO, "launch.mode=auto", *words)
+    request = new_request(config, replace(detect(environ={}), cores=4))
+    outcome = launch(Job(kind_named(kind), folder, request), task, lambda: None)
+    assert outcome.status == "completed", outcome
+    return in_process.weights(folder)
+
+
+def two_by_hand(task, steps=16):
+    "A plain loop over the halves of each batch: gradients are means, and the buffers of the first half count."
+    model, (x, y) = task.model(None), task.datasets(None)[0].tensors
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(steps):
+        start, kept, losses = step % 8 * 8, None, []
+        held = [dict(part._buffers) for part in model.modules()]
+        values = [(b, b.clone()) for b in model.buffers() if not b.is_sparse]
+        for first in (start, start + 4):
+            for part, own in zip(model.modules(), held, strict=True):
+                part._buffers.clear()
+                part._buffers.update(own)
+            for buffer, value in values:
+                buffer.data.copy_(value)
+            losses.append(F.mse_loss(model(x[first : first + 4]), y[first : first + 4]))
+            kept = kept or copy.deepcopy([dict(part._buffers) for part in model.modules()])
+        for part, own in zip(model.modules(), kept, strict=True):
+            part._buffers.clear()
+            part._buffers.update(own)
+        if sum(losses).isfinite():
+            (sum(losses) / 2).backward()
+            optimizer.step()
+        else:
+            for part, own in zip(model.modules(), held, strict=True):
+                part._buffers.clear()
+                part._buffers.update(own)
+            for buffer, value in values:
+                buffer.data.copy_(value)
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", KEPT)
+@pytest.mark.parametrize("way", ["after_backward", "overlap"])
+def test_two_ranks_have_the_buffers_of_the_first(tmp_path, part, way):
+    task, way = Moving(part, (3,)), f"distributed.gradient_exchange={way}"
+    words = (way, "trainer.max_epochs=2", "training.nan_policy=skip", "data.allow_nan=true")
+    found, wanted = on_two(tmp_path / "run", task, *words), two_by_hand(task)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [*UNKEPT, Queue])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "diloco"])
+def test_two_ranks_go_on_after_a_stop(tmp_path, part, strategy):
+    words = (f"trainer.strategy.name={strategy}", "training.ema_decay=0.6", "training.ema_buffers=true")
+    words = (*words, *(("diloco.max_steps=3",) if strategy == "diloco" else ()), "trainer.check_val_every_n_steps=3")
+    whole = on_two(tmp_path / "whole", Moving(part), *words, "trainer.max_steps=10")
+    on_two(tmp_path / "cut", Moving(part), *words, "trainer.max_steps=6")
+    rest = on_two(tmp_path / "cut", Moving(part), *words, "trainer.max_steps=10", kind="resume")
+    if part is Queue:
+        assert all(torch.equal(rest[name], value) for name, value in whole.items())
+    assert all(value.isfinite().all() for value in whole.values())
