@@ -45,7 +45,7 @@ class Place:
         "Whether checkpoints hold the buffer."
         return _is_saved(self.module, self.name.rpartition(".")[2])
 
-
+# %% ../../nbs/37_contract/08_buffers.ipynb #e434b4f7
 def places_of(model: Any) -> list[Place]:
     "Return the place of each buffer of `model`, one for a tensor that stands in several."
     modules = dict(model.named_modules())

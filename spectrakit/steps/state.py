@@ -593,7 +593,7 @@ def update_ema(ema: list, params: list, decay: float, step: int, left_out: Any =
     torch._foreach_mul_(change, (1 - now) * (~left_out).float())
     torch._foreach_add_(ema, change)
 
-
+# %% ../../nbs/40_steps/03_state.ipynb #860450c6
 def count_overflows(s: TrainState) -> None:
     "Count the updates that fp16 left out, for what is said of them. On a GPU it is waited for."
     overflows, s.nan.overflows = int(s.nan.overflows), 0
