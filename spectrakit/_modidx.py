@@ -9147,6 +9147,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'spectrakit/training/setup.py')},
             'spectrakit.training.step_capture': { 'spectrakit.training.step_capture._copy_of': ( '41_training/step_capture.html#_copy_of',
                                                                                                  'spectrakit/training/step_capture.py'),
+                                                  'spectrakit.training.step_capture._is_plain_loss': ( '41_training/step_capture.html#_is_plain_loss',
+                                                                                                       'spectrakit/training/step_capture.py'),
                                                   'spectrakit.training.step_capture._kept_on_device': ( '41_training/step_capture.html#_kept_on_device',
                                                                                                         'spectrakit/training/step_capture.py'),
                                                   'spectrakit.training.step_capture._optimizer_kept': ( '41_training/step_capture.html#_optimizer_kept',

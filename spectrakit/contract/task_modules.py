@@ -14,6 +14,7 @@ import inspect
 import sys
 import sysconfig
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/37_contract/10_task_modules.ipynb #3ffc31b5
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_LOOKED_INTO = 1000  # parts of a container
+_LOOKED_INTO, _MOST_THINGS = 1000, 50_000  # parts of a container; things in all
 
 
 def is_own_module(name: str) -> bool:
@@ -99,9 +100,10 @@ def _vars_of(task: Any) -> list[tuple[str, Any]]:
 
 def held_by(task: Any) -> Iterator[Held]:
     "Yield the modules, tensors and optimizers that `task` holds, each once, under the name by which it is reached."
-    seen, todo = {id(task)}, [("", task, key, part) for key, part in (*_vars_of(task), *_parts(task))]
-    while todo:
-        prefix, owner, key, thing = todo.pop(0)
+    seen = {id(task)}
+    todo = deque(("", task, key, part) for key, part in (*_vars_of(task), *_parts(task)))
+    while todo and len(seen) < _MOST_THINGS:
+        prefix, owner, key, thing = todo.popleft()
         if id(thing) in seen or isinstance(thing, type):
             continue
         seen.add(id(thing))
@@ -178,7 +180,7 @@ def move_held(held: TaskModules, device: Any) -> None:
     import torch
 
     for name, module in held.modules.items():
-        if name not in held.prototypes:
+        if name not in held.prototypes and any(tensor.device != device for tensor in held.inside(module).values()):
             module.to(device)
     for each in held.tensors.values():
         if isinstance(each.thing, torch.nn.Parameter):
@@ -261,14 +263,16 @@ def _put(held: TaskModules, name: str, value: Any) -> bool:
             module = held.modules[module_name].get_submodule(path)
         except AttributeError:
             return False
+        if leaf not in module._buffers and hasattr(module, leaf):
+            return False
         module.register_buffer(leaf, value)
         return True
     if name in held.tensors:
         owner, key = held.tensors[name].owner, held.tensors[name].key
         owner.__setitem__(key, value) if isinstance(owner, (dict, list)) else setattr(owner, key, value)
         return True
-    if ":" in name or "." in name:
-        return False
+    if not name.isidentifier() or getattr(held.task, name, None) is not None:
+        return False  # such as a method, in a file of a stranger's
     setattr(held.task, name, value)
     return True
 

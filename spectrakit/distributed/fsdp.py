@@ -346,10 +346,18 @@ def load_whole_model(
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
     "Shorten the gradient of all parameters together to the norm `limit`; returns the norm that it had, a 0-dim tensor."
-    from torch.nn.utils import clip_grad_norm_
+    import torch
+    from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-    norm: Any = clip_grad_norm_(params, limit)
-    return norm.full_tensor() if _is_dtensor(norm) else norm
+    grads = [q.grad for q in params if q.grad is not None]
+    kinds = [[g for g in grads if _is_dtensor(g) == is_part] for is_part in (True, False)]
+    if not all(kinds):
+        norm: Any = clip_grad_norm_(params, limit)
+        return norm.full_tensor() if _is_dtensor(norm) else norm
+    parts: Any = get_total_norm(kinds[0])  # of a sharded model; what a task holds beside it is whole on each rank
+    norm = torch.stack([parts.full_tensor(), get_total_norm(kinds[1])]).norm()
+    scale(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 # %% ../../nbs/21_distributed/02_fsdp.ipynb #a79add8f
 def gradient_value_clip(params: list, limit: float) -> None:

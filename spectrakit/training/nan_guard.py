@@ -15,7 +15,7 @@ from ..contract.buffers import BuffersCopy, restore_buffers, restore_where
 from ..data.loaders import find_non_finite
 from ..distributed.heartbeat import clear_agreement
 from ..steps.schedule import start_interval
-from ..steps.state import TrainState, count_overflows, learns_alone, log_once, writer_of
+from ..steps.state import TrainState, count_overflows, learns_alone, log_once, own_parts_of, writer_of
 from ..system.errors import RequestError
 from .restore import restore_state
 
@@ -146,8 +146,7 @@ def _is_bad(s: TrainState, loss: Any) -> Any:
     grads = []
     if s.context.scaler is None:  # scaled gradients overflow now and then: that is the scaler's business
         grads = [q.grad for q in s.learner.owned if q.grad is not None]
-    if s.context.sharded:
-        grads = [g.to_local() for g in grads]
+    grads = own_parts_of(grads)
     if s.nan.one is None:
         s.nan.one = torch.ones((), device=s.context.device)
     bad = ~torch.isfinite(torch.as_tensor(loss))

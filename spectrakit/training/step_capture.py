@@ -234,6 +234,11 @@ def _kept_on_device(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("torch.optim") and all(g.get("fused") for g in optimizer.param_groups)
 
 
+def _is_plain_loss(module: Any) -> bool:
+    "Return whether a module is a loss of torch's, such as cross entropy with weights of classes, which never change."
+    return type(module).__module__ == "torch.nn.modules.loss"
+
+
 def begin_graphs(s: TrainState) -> None:
     "Let the run replay its steps if the settings ask for it and replays compute the same; say why, or why not."
     c, learner = s.config, s.learner
@@ -241,7 +246,8 @@ def begin_graphs(s: TrainState) -> None:
     captures, why = choose_graphs(c, s.context, s.data.plan, parameters, steps, s.task)
     if captures and not _kept_on_device(learner.optimizer):
         captures, why = False, "no CUDA graphs: the optimizer is not one of torch's fused ones"
-    if captures and learner.held is not None and (learner.held.trained or learner.held.modules):
+    changing = [] if learner.held is None else [m for m in learner.held.modules.values() if not _is_plain_loss(m)]
+    if captures and changing:
         captures, why = False, "no CUDA graphs: the task holds modules beside the model"
     if captures and c.trainer.cuda_graphs == "auto" and not isinstance(s.data.train, (ResidentBatches, RowBatches)):
         captures, why = False, "no CUDA graphs: samples come from a loader"

@@ -308,3 +308,14 @@ def test_two_ranks_learn_what_one_does_and_go_on_exactly(here, kind, strategy):
     if kind is Bare or kind is Teacher:
         wanted = losses_of(sk.fit(kind(), *words, INLINE, show=False))
         assert found == pytest.approx(wanted, rel=1e-4 if kind is Teacher else 0.05)
+
+
+@pytest.mark.slow
+def test_sharded_weights_and_whole_ones_are_clipped_together(here):
+    words = [word for word in PLAIN if not word.startswith("optimizer.")]
+    words += ["optimizer.name=adamw", "optimizer.lr=0.01", "trainer.gradient_clip_val=0.5", "training.ema_decay=0.9"]
+    words += ["trainer.devices=2", "data.batch_size=4"]
+    ddp, fsdp = (
+        losses_of(sk.fit(Attribute(), *words, f"distributed.strategy={name}", show=False)) for name in ("ddp", "fsdp")
+    )
+    assert fsdp == pytest.approx(ddp, rel=1e-5)
