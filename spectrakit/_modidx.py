@@ -2555,6 +2555,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'spectrakit/contract/task_modules.py'),
                                                   'spectrakit.contract.task_modules._Beginning': ( '37_contract/task_modules.html#_beginning',
                                                                                                    'spectrakit/contract/task_modules.py'),
+                                                  'spectrakit.contract.task_modules._globals_of': ( '37_contract/task_modules.html#_globals_of',
+                                                                                                    'spectrakit/contract/task_modules.py'),
                                                   'spectrakit.contract.task_modules._is_copy': ( '37_contract/task_modules.html#_is_copy',
                                                                                                  'spectrakit/contract/task_modules.py'),
                                                   'spectrakit.contract.task_modules._is_kept': ( '37_contract/task_modules.html#_is_kept',

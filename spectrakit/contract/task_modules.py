@@ -9,6 +9,7 @@ __all__ = ['is_own_module', 'is_own', 'Held', 'held_by', 'TaskModules', 'move_he
 
 # %% ../../nbs/37_contract/10_task_modules.ipynb #a61e383f
 import contextlib
+import dis
 import functools
 import inspect
 import sys
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .eval_mode import modes_kept
-from .task import names_in
 from ..distributed.gradients import GradientAverage, send_from_main
 from ..system.errors import RequestError
 
@@ -47,6 +47,12 @@ def _is_kept(thing: Any) -> bool:
     return isinstance(thing, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer))
 
 
+def _globals_of(code: Any) -> set[str]:
+    "Return the globals that the code of a function reads, also in functions within it; attributes are none."
+    read = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return read.union(*(_globals_of(inner) for inner in code.co_consts if inspect.iscode(inner)))
+
+
 def _read_by(function: Any) -> Iterator[tuple[Any, Any]]:
     "Yield (name, thing) of the closure of a function of the user's, and of modules among the globals that it reads."
     inner = inspect.unwrap(function)
@@ -57,7 +63,7 @@ def _read_by(function: Any) -> Iterator[tuple[Any, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # it is empty
             continue
-    for name in sorted(names_in(inner.__code__) & inner.__globals__.keys()):
+    for name in sorted(_globals_of(inner.__code__) & inner.__globals__.keys()):
         thing = inner.__globals__[name]
         if inspect.isfunction(thing) or (_is_kept(thing) and not hasattr(thing, "layout")):
             yield name, thing

@@ -49,8 +49,10 @@ def check_sources(config: Config, trust: bool = False) -> None:
     f = config.folds
     columns = [f.columns] if isinstance(f.columns, str) else f.columns or []
     for path in map(Path, filter(None, (f.pseudo, f.distill, *columns))):
-        for folder in (path, *runs_within(path)) if path.is_dir() else ():
-            check_made_here([folder, *sorted(folder.glob("*.npz"))], trust)
+        groups = [path] if kind_of(path) else []  # another folder is reported where it is read
+        for folder in (*groups, *runs_within(path)):
+            check_made_here([folder], trust)
+        check_made_here(sorted([*path.glob("*.npz"), *path.glob("fold-*/*/*.npz")]), trust)
 
 
 def foreign_members(path: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, load_task_tensors
+from spectrakit.contract.task_modules import held_by
 from spectrakit.system.errors import RequestError
 
 PLAIN = (
@@ -308,6 +309,35 @@ def test_two_ranks_learn_what_one_does_and_go_on_exactly(here, kind, strategy):
     if kind is Bare or kind is Teacher:
         wanted = losses_of(sk.fit(kind(), *words, INLINE, show=False))
         assert found == pytest.approx(wanted, rel=1e-4 if kind is Teacher else 0.05)
+
+
+OPTIMIZER = nn.Linear(4, 4)  # a global whose name is that of an attribute
+
+
+class Settings:
+    OPTIMIZER = 0.5
+
+
+class ReadsAnAttribute(Attribute):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * Settings.OPTIMIZER
+
+
+CENTRE = nn.Linear(6, 2)
+
+
+class ReadsAGlobal(Base):
+    def criterion(self, out, y):
+        return F.cross_entropy(CENTRE(out), y)
+
+
+def test_globals_are_held_and_names_of_attributes_are_none(here):
+    assert {held.name for held in held_by(ReadsAnAttribute())} == {"criterion"}
+    assert {held.name for held in held_by(ReadsAGlobal())} == {"criterion.CENTRE"}
+    before = copy.deepcopy(CENTRE.state_dict())
+    run = sk.fit(ReadsAGlobal(), *PLAIN, INLINE, show=False)
+    assert run.status == "completed" and any("criterion.CENTRE:weight" in text for text in told(run))
+    assert not torch.equal(before["weight"], CENTRE.weight)
 
 
 @pytest.mark.slow
