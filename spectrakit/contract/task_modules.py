@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['is_own_module', 'is_own', 'Held', 'held_by', 'TaskModules', 'move_held', 'with_held', 'held_in_eval_mode',
-           'join_optimizer', 'shared_tensors', 'note_tensors', 'state_of_held', 'load_held', 'share_held',
-           'exchange_held', 'begin_again', 'note_end']
+           'join_optimizer', 'note_idle', 'learning', 'shared_tensors', 'note_tensors', 'state_of_held', 'load_held',
+           'share_held', 'exchange_held', 'begin_again', 'note_end']
 
 # %% ../../nbs/37_contract/10_task_modules.ipynb #a61e383f
 import contextlib
@@ -154,9 +154,9 @@ class TaskModules:
         self.look()
         is_new = model is not None and like is None
         copies = {name for name, module in self.modules.items() if is_new and _is_copy(module, model)}
-        still = {name for name, module in self.modules.items() if not module.training}
         self.prototypes: set[str] = like.prototypes if like else copies & set(arrived)  # which `model` has copied
-        self.frozen: set[str] = like.frozen if like else copies | still
+        self.frozen: set[str] = like.frozen if like else copies | {n for n, m in self.modules.items() if not m.training}
+        self.idle: set[str] = like.idle if like else set()  # of those, names without a gradient in the check
         self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the optimizer of the run updates
         self.added: list[str] = []  # names of those that the task's own has left out
         self.seen: dict[str, tuple[int, int]] = {}  # name → tensor and its version, as `note_tensors` has found them
@@ -236,6 +236,16 @@ def join_optimizer(held: TaskModules, optimizer: Any) -> None:
     held.trained = [(name, q) for name, q in named.items() if id(q) in mine]
 
 
+def note_idle(held: TaskModules) -> None:
+    "Note which parameters have no gradient after a backward pass, such as those of a backbone that `model` has copied."
+    held.idle.update(name for name, q in held.trained if q.grad is None)
+
+
+def learning(held: TaskModules) -> list[str]:
+    "Return the names of the parameters that the optimizer of the run updates, and that the loss depends on."
+    return [name for name, _ in held.trained if name not in held.idle]
+
+
 def shared_tensors(held: TaskModules, optimizer: Any) -> list[Any]:
     "Return what rank 0 gives to all ranks after each step: buffers, and what the task's own optimizers update."
     buffers = [t for module in held.modules.values() for t in module.buffers() if id(t) not in held.of_model]
@@ -252,7 +262,7 @@ def note_tensors(held: TaskModules) -> None:
 def state_of_held(held: TaskModules) -> dict[str, Any]:
     "Return tensors by name: of modules that train or have changed, and others that have changed since `note_tensors`."
     held.look()
-    named, trained = held.named(), {name for name, _ in held.trained}
+    named, trained = held.named(), set(learning(held))
     steps = {id(q) for each in held.optimizers.values() for group in each.param_groups for q in group["params"]}
     named = {n: t for n, t in named.items() if n in held.seen or "." not in n}  # others are what a list has collected
     moved = {n for n, t in named.items() if n in trained or id(t) in steps or held.seen.get(n) != (id(t), t._version)}
@@ -312,9 +322,9 @@ def share_held(held: TaskModules, context: Any) -> None:
 
     RequestError if workers of diloco would train it, since they exchange the model alone.
     """
-    if held.trained and context.strategy == "diloco":
+    if learning(held) and context.strategy == "diloco":
         raise RequestError(
-            f"The optimizer trains {held.trained[0][0]} of the task, and the workers of diloco exchange the model "
+            f"The optimizer trains {learning(held)[0]} of the task, and the workers of diloco exchange the model "
             "alone. Make it part of what `model` returns, or choose trainer.strategy.name=ddp."
         )
     if context.world_size > 1:

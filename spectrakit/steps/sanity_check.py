@@ -43,7 +43,7 @@ from ..config.batch_plan import BatchPlan, total_steps
 from ..config.schema import Config
 from ..contract.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..contract.task import Moment, collate_of, loss_at, provides
-from ..contract.task_modules import TaskModules, load_held, move_held, state_of_held
+from ..contract.task_modules import TaskModules, load_held, move_held, note_idle, state_of_held
 from ..data.batch_forms import leaves_of, samples_in
 from ..data.content import content_hash
 from ..data.loaders import Batches, LoadedBatches, Placement, eval_batches, find_non_finite
@@ -524,6 +524,8 @@ def try_step(check: SanityCheck) -> str:
     check.at("optimizer", "when it was made")
     learner = check.learner = check.make_learner()
     check.at("optimizer", "in its first step")
+    if learner.held is not None:
+        note_idle(learner.held)
     check_gradients(check)
     clip, optimizer = check.config.trainer.gradient_clip_val, learner.optimizer
     if check.scaler is not None:

@@ -767,10 +767,10 @@ def _ownership_notes(s: TrainState) -> list[str]:
             f"the optimizer updates {foreign} parameters that are not the model's, so that no checkpoint holds them. "
             "Make them part of what `model` returns"
         )
-    if held is not None and held.added:
-        more = f" and {len(held.added) - 3} more" if len(held.added) > 3 else ""
+    if held is not None and (added := [name for name in held.added if name not in held.idle]):
+        more = f" and {len(added) - 3} more" if len(added) > 3 else ""
         notes.append(
-            f"trained, too, in a group of their own: {', '.join(held.added[:3])}{more}, which the task holds and its "
+            f"trained, too, in a group of their own: {', '.join(added[:3])}{more}, which the task holds and its "
             "optimizer did not have. To leave them as they are, set requires_grad=False"
         )
     return notes

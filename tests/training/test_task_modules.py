@@ -252,6 +252,31 @@ def test_what_is_fixed_stays_and_is_saved_nowhere(here):
     assert load_task_tensors(find_checkpoint(run.path / "checkpoints")[0]) == {}
 
 
+class Backbone(Base):
+    "A network that `model` copies and completes."
+
+    def __init__(self):
+        torch.manual_seed(4)
+        self.backbone = nn.Linear(4, 6)
+
+    def model(self, cfg):
+        torch.manual_seed(1)
+        return nn.Sequential(copy.deepcopy(self.backbone), nn.Linear(6, 2))
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("words", [(), ("optimizer.name=adamw", "optimizer.weight_decay=0.1")])
+def test_what_a_model_was_copied_from_is_saved_nowhere(here, words):
+    task = Backbone()
+    before = copy.deepcopy(task.backbone.state_dict())
+    run = sk.fit(task, *PLAIN, INLINE, *words, show=False)
+    assert run.status == "completed" and not [text for text in told(run) if "group of their own" in text]
+    assert all(torch.equal(value, before[name]) for name, value in task.backbone.state_dict().items())
+    assert load_task_tensors(find_checkpoint(run.path / "checkpoints")[0]) == {}
+
+
 def test_one_task_object_that_trains_twice_begins_anew(here):
     task = Attribute()
     first = losses_of(sk.fit(task, *PLAIN, INLINE, show=False))
