@@ -2563,6 +2563,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'spectrakit/contract/task_modules.py'),
                                                   'spectrakit.contract.task_modules._learned': ( '37_contract/task_modules.html#_learned',
                                                                                                  'spectrakit/contract/task_modules.py'),
+                                                  'spectrakit.contract.task_modules._modules_beside': ( '37_contract/task_modules.html#_modules_beside',
+                                                                                                        'spectrakit/contract/task_modules.py'),
                                                   'spectrakit.contract.task_modules._parts': ( '37_contract/task_modules.html#_parts',
                                                                                                'spectrakit/contract/task_modules.py'),
                                                   'spectrakit.contract.task_modules._put': ( '37_contract/task_modules.html#_put',

@@ -127,10 +127,14 @@ class BuffersCopy:
         self.modules, self.most_bytes, self.saved = list(model.modules()), most_bytes, saved
         self.own = [_own(module) for module in self.modules]
         self.copies: dict[tuple[int, str], Any] = {}
+        self.numbers: list[dict[str, Any]] = [{} for _ in self.modules]
         self._note()
 
     def _note(self) -> None:
         self.held = [dict(own) for own in self.own]
+        if not any(self.own):
+            self.tensors, self.copies, self.values, self.loose = [], {}, [], []
+            return
         self.numbers = [_numbers(module) if _is_own(module) else {} for module in self.modules]
         found = _each_once(self)
         self.tensors = list(found.values())
@@ -148,6 +152,8 @@ class BuffersCopy:
 
     def renew(self) -> None:
         "Keep the buffers as they are now."
+        if not self.tensors and not any(self.own):
+            return  # a model without buffers, as most are
         if self.replaced():
             self._note()
             return
@@ -158,6 +164,8 @@ class BuffersCopy:
 # %% ../../nbs/37_contract/08_buffers.ipynb #8585cdd9
 def restore_buffers(copy: BuffersCopy) -> None:
     "Put the tensors of a copy back into their places, with their values."
+    if not any(copy.held) and not any(copy.own):
+        return
     for module, own, held, numbers in zip(copy.modules, copy.own, copy.held, copy.numbers, strict=True):
         if own.keys() != held.keys() or any(own[name] is not tensor for name, tensor in held.items()):
             own.clear()

@@ -67,10 +67,11 @@ class Evaluated:
 @contextlib.contextmanager
 def in_eval_mode(model: Any) -> Iterator[Evaluated]:
     "Within this block `model` is in eval mode. Afterwards each module is in its own, and buffers are what they were."
-    with modes_kept(model):
-        model.eval()
-        evaluated = Evaluated(model)
-        try:
-            yield evaluated
-        finally:
-            evaluated.end()
+    modes = modes_of(model)
+    model.eval()
+    evaluated = Evaluated(model)
+    try:
+        yield evaluated
+    finally:
+        evaluated.end()
+        restore_modes(modes)

@@ -193,14 +193,29 @@ def move_held(held: TaskModules, device: Any) -> None:
             each.thing.data = each.thing.data.to(device)
 
 
+_LOOKED: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()  # task → what was seen, modules
+
+
+def _modules_beside(task: Any, model: Any) -> list[Any]:
+    "Return the modules that `task` holds beside its `model`; found anew if one of its attributes is another."
+    seen = id(model), *map(id, getattr(task, "__dict__", {}).values())
+    with contextlib.suppress(TypeError):  # an object without weak references
+        if (known := _LOOKED.get(task)) is not None and known[0] == seen:
+            return known[1]
+    held = TaskModules(task)
+    held.of_model = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    held.look()
+    with contextlib.suppress(TypeError):
+        _LOOKED[task] = seen, list(held.modules.values())
+    return list(held.modules.values())
+
+
 def with_held(task: Any, model: Any) -> Any:
     "Return one module of `model` and the modules that `task` holds, so that their modes change together."
     import torch
 
-    held = TaskModules(task)
-    held.of_model = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    held.look()
-    return torch.nn.ModuleList([model, *held.modules.values()]) if held.modules else model
+    modules = _modules_beside(task, model)
+    return torch.nn.ModuleList([model, *modules]) if modules else model
 
 
 @contextlib.contextmanager

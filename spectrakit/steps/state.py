@@ -113,7 +113,7 @@ class Learner:
     @property
     def averaged(self) -> list:
         "Return the tensors that moving averages are kept of, as they are now."
-        return [*self.params, *tensors_at(self.buffers), *self.thawed.values()]
+        return [*self.params, *(tensors_at(self.buffers) if self.buffers else ()), *self.thawed.values()]
 
 # %% ../../nbs/40_steps/03_state.ipynb #ebad79bb
 def averaged_now(learner: Learner) -> list:

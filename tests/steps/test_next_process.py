@@ -205,7 +205,7 @@ def test_a_run_with_two_optimizers_in_one_is_resumed_as_if_it_had_not_stopped(ki
 
 
 @pytest.mark.slow
-def test_a_teacher_that_no_checkpoint_holds_is_told(tmp_path):
+def test_a_count_that_no_checkpoint_holds_is_told_and_a_teacher_goes_on(tmp_path):
     class Teaching(Base):
         def model(self, cfg):
             net = super().model(cfg)
@@ -218,11 +218,20 @@ def test_a_teacher_that_no_checkpoint_holds_is_told(tmp_path):
                     old.lerp_(new, 0.5 if model.training else 0.0)
             return F.mse_loss(model(batch[0]), batch[1]) + (model(batch[0]) - self.teacher(batch[0])).square().mean()
 
+    class Counting(Base):
+        calls = 0
+
+        def loss(self, model, batch):
+            self.calls += model.training
+            return F.mse_loss(model(batch[0]), batch[1]) / self.calls
+
     told = [
         [e["text"] for e in run.events if e["type"] == "message"]
-        for run in (sk.fit(task(), *QUICK, f"run.dir={tmp_path / 'run'}", show=False) for task in (Base, Teaching))
+        for run in (
+            sk.fit(task(), *QUICK, f"run.dir={tmp_path / 'run'}", show=False) for task in (Base, Teaching, Counting)
+        )
     ]
-    assert told[0] == [] and "its next step is another" in told[1][0]
+    assert told[0] == told[1] == [] and "its next step is another" in told[2][0]
 
 
 class Counting(Base):
