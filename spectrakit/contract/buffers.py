@@ -104,7 +104,7 @@ def _copy_all(into: list, values: list) -> None:
         with torch.no_grad():
             torch._foreach_copy_(into, values)
 
-
+# %% ../../nbs/37_contract/08_buffers.ipynb #d63f9fac
 def _each_once(copy: "BuffersCopy") -> dict[tuple[int, str], Any]:
     "Return the tensors that are copied, by the number of their module and their name."
     found: dict[int, tuple] = {}
@@ -113,6 +113,21 @@ def _each_once(copy: "BuffersCopy") -> dict[tuple[int, str], Any]:
             if is_dense(tensor) and (copy.saved if _is_saved(module, name) else tensor.nbytes <= copy.most_bytes):
                 found.setdefault(id(tensor), ((number, name), tensor))
     return dict(found.values())
+
+
+def _note(copy: "BuffersCopy") -> None:
+    "Let a copy hold the buffers as they are now."
+    copy.held = [dict(own) for own in copy.own]
+    if not any(copy.own):
+        copy.tensors, copy.copies, copy.values, copy.loose = [], {}, [], []
+        return
+    copy.numbers = [_numbers(module) if _is_own(module) else {} for module in copy.modules]
+    found = _each_once(copy)
+    copy.tensors = list(found.values())
+    copy.copies = {key: _like(copy.copies.get(key), tensor) for key, tensor in found.items()}
+    copy.values = list(copy.copies.values())
+    copy.loose = [k for k, (number, _) in enumerate(copy.copies) if _is_own(copy.modules[number])]
+    _copy_all(copy.values, copy.tensors)
 
 # %% ../../nbs/37_contract/08_buffers.ipynb #0e22adef
 class BuffersCopy:
@@ -128,20 +143,11 @@ class BuffersCopy:
         self.own = [_own(module) for module in self.modules]
         self.copies: dict[tuple[int, str], Any] = {}
         self.numbers: list[dict[str, Any]] = [{} for _ in self.modules]
-        self._note()
-
-    def _note(self) -> None:
-        self.held = [dict(own) for own in self.own]
-        if not any(self.own):
-            self.tensors, self.copies, self.values, self.loose = [], {}, [], []
-            return
-        self.numbers = [_numbers(module) if _is_own(module) else {} for module in self.modules]
-        found = _each_once(self)
-        self.tensors = list(found.values())
-        self.copies = {key: _like(self.copies.get(key), tensor) for key, tensor in found.items()}
-        self.values = list(self.copies.values())
-        self.loose = [k for k, (number, _) in enumerate(self.copies) if _is_own(self.modules[number])]
-        _copy_all(self.values, self.tensors)
+        self.held: list[dict[str, Any]] = []
+        self.tensors: list[Any] = []
+        self.values: list[Any] = []
+        self.loose: list[int] = []
+        _note(self)
 
     def replaced(self) -> bool:
         "Return whether another tensor stands in a place, or has another shape, or there are more places or fewer."
@@ -155,7 +161,7 @@ class BuffersCopy:
         if not self.tensors and not any(self.own):
             return  # a model without buffers, as most are
         if self.replaced():
-            self._note()
+            _note(self)
             return
         for number in {number for number, _ in self.copies if self.numbers[number]}:
             self.numbers[number] = _numbers(self.modules[number])

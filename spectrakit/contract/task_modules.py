@@ -180,19 +180,7 @@ class TaskModules:
         inner = {f"{name}:{key}": t for name, module in self.modules.items() for key, t in self.inside(module).items()}
         return inner | {name: held.thing for name, held in self.tensors.items()}
 
-# %% ../../nbs/37_contract/10_task_modules.ipynb #a754ec78
-def move_held(held: TaskModules, device: Any) -> None:
-    "Move modules and parameters that a task holds to a device; other tensors are moved by the task."
-    import torch
-
-    for name, module in held.modules.items():
-        if name not in held.prototypes and any(tensor.device != device for tensor in held.inside(module).values()):
-            module.to(device)
-    for each in held.tensors.values():
-        if isinstance(each.thing, torch.nn.Parameter):
-            each.thing.data = each.thing.data.to(device)
-
-
+# %% ../../nbs/37_contract/10_task_modules.ipynb #8b80fe6d
 _LOOKED: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()  # task → what was seen, modules
 
 
@@ -208,6 +196,18 @@ def _modules_beside(task: Any, model: Any) -> list[Any]:
     with contextlib.suppress(TypeError):
         _LOOKED[task] = seen, list(held.modules.values())
     return list(held.modules.values())
+
+# %% ../../nbs/37_contract/10_task_modules.ipynb #a754ec78
+def move_held(held: TaskModules, device: Any) -> None:
+    "Move modules and parameters that a task holds to a device; other tensors are moved by the task."
+    import torch
+
+    for name, module in held.modules.items():
+        if name not in held.prototypes and any(tensor.device != device for tensor in held.inside(module).values()):
+            module.to(device)
+    for each in held.tensors.values():
+        if isinstance(each.thing, torch.nn.Parameter):
+            each.thing.data = each.thing.data.to(device)
 
 
 def with_held(task: Any, model: Any) -> Any:
