@@ -8,27 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import in_process
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, load_task_tensors
 from spectrakit.contract.task_modules import held_by
 from spectrakit.system.errors import RequestError
 
-PLAIN = (
-    "trainer.accelerator=cpu",
-    "accumulate_grad_batches=1",
-    "data.batch_size=8",
-    "data.shuffle=false",
-    "optimizer.name=sgd",
-    "optimizer.momentum=0",
-    "optimizer.weight_decay=0",
-    "optimizer.lr=0.1",
-    "scheduler.name=constant",
-    "checkpoint.max_share=1",
-    "trainer.log_every_n_steps=1",
-    "trainer.log_min_seconds=0",
-    "trainer.max_steps=24",
-)
 INLINE = "launch.mode=inline"
+MORE = ("data.batch_size=8", "trainer.log_min_seconds=0", "trainer.max_steps=24")
+PLAIN = (*(word for word in in_process.PLAIN if word != INLINE), *MORE)
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(64, 4, generator=generator)
 Y = (X[:, 0] + 0.3 * torch.randn(64, generator=generator) > 0).long()
