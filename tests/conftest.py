@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import gc
 import json
 import os
 import re
@@ -29,8 +30,13 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 
 def pytest_collection_finish():
-    "The tests themselves are compiled by now; what they write and import from here on is not to be kept."
+    """The tests themselves are compiled by now; what they write and import from here on is not to be kept.
+
+    And no collection of garbage looks through thousands of tests, here or in a fork.
+    """
     sys.dont_write_bytecode = True
+    gc.collect()
+    gc.freeze()
 
 
 # Whoever begins with a long one of these ends before the others do.
@@ -86,6 +92,19 @@ def pytest_runtest_setup(item):
     "Training processes are forked from one that has imported everything, but for tests with the mark `fresh`."
     fork_server.forks_training(item.get_closest_marker("fresh") is None)
     fork_server.kind_of_test = "models" if item.path.parent.name == "lm" else "plain"
+    leave_other_tests_out(item.module.__name__)
+
+
+def leave_other_tests_out(of_test: str) -> None:
+    "Jobs carry the state of the user's own modules: of this test's, not of two hundred files that pytest has imported."
+    if state := sys.modules.get("spectrakit.handover.module_state"):
+        found = getattr(state.own_modules, "of_all", state.own_modules)
+
+        def own_modules():
+            return {name: module for name, module in found().items() if name[:5] != "test_" or name == of_test}
+
+        own_modules.of_all = found
+        state.own_modules = own_modules
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ from spectrakit.distributed.heartbeat import (
 )
 from spectrakit.distributed.topology import Processes, plan_processes
 from spectrakit.handover import job as jobs
-from spectrakit.handover import module_state
 from spectrakit.handover.job import Job
 from spectrakit.handover.job_kind import PREDICT, TRAIN, kind_named
 from spectrakit.handover.request import new_request
@@ -480,7 +479,6 @@ def test_neither_a_dead_supervisor_nor_a_dead_parent_leaves_a_rank_behind(cli, h
 @slow
 def test_a_full_temporary_folder_at_the_end_changes_nothing(monkeypatch, nothing_left, small_disk):
     monkeypatch.setenv("TMPDIR", str(small_disk))
-    monkeypatch.setattr(module_state, "own_modules", dict)  # other tests' modules would fill the disk
     run = troubled(monkeypatch, "0 40 fill")
     assert (small_disk / "filled").stat().st_size > 2**20 and "outcome.json could not be written" in log_of(
         run, "rank-0.log"
