@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['OURS', 'KEPT', 'TOOLS', 'SENDS', 'BY_NAME', 'UNLESS', 'KERAS_MODELS', 'SEGMENTATION', 'FETCHES', 'LOCAL_READERS',
-           'KINDS', 'SPECTRA', 'Kernel', 'named_slug', 'wheels_beside', 'open_kernel', 'level_of', 'shell_findings',
-           'fetch_findings', 'offline_findings', 'Wanted', 'wanted_inputs', 'sources_of', 'source_findings',
-           'import_findings', 'names_no_wheels', 'wheels_findings', 'broken_findings']
+           'KINDS', 'SPACY_MODEL', 'SPECTRA', 'Kernel', 'named_slug', 'wheels_beside', 'open_kernel', 'level_of',
+           'shell_findings', 'fetch_findings', 'offline_findings', 'Wanted', 'wanted_inputs', 'sources_of',
+           'source_findings', 'import_findings', 'names_no_wheels', 'wheels_findings', 'broken_findings']
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #fc2cc022
 import posixpath
@@ -345,6 +345,26 @@ def _made_here(kernel: Kernel) -> set[str]:
         made.update(options)
     return {folder.rstrip("/") for folder in made}
 
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #img00002
+_NLTK = re.compile(  # the names of its data
+    "abc|alpino|averaged_perceptron_tagger|brown|cess_esp|cmudict|conll2000|floresta|genesis|gutenberg|ieer|inaugural|"
+    "mac_morpho|machado|maxent_ne_chunker|maxent_treebank_pos_tagger|movie_reviews|names|nps_chat|omw|opinion_lexicon|"
+    "product_reviews_1|punkt|qc|reuters|rslp|senseval|sentence_polarity|sentiwordnet|shakespeare|snowball_data|"
+    "state_union|stopwords|subjectivity|swadesh|tagsets|treebank|twitter_samples|udhr|universal_tagset|vader_lexicon|"
+    "verbnet|webtext|wordnet|wordnet_ic|words"
+)
+_LATIN = re.compile("en|fr|de|es|it|pt|nl|pl|cs|sk|sl|hr|hu|ro|sq|sv|da|no|is|et|lv|lt|tr|vi|id|ms|la|ga|cy|az|bs|af")
+
+
+def _is_in_image(kernel: Kernel, use: Use) -> bool:
+    "Return whether Kaggle's image has the data or the models that a call would fetch."
+    texts = [one.name for one in kernel.facts.texts if one.where == use.where]
+    if kernel.platform != "kaggle" or not texts:
+        return False
+    if use.name == "easyocr.Reader":
+        return all(map(_LATIN.fullmatch, texts))
+    return use.name == "nltk.download" and bool(use.args) and all(map(_NLTK.fullmatch, use.args))
+
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #56f0deac
 def _reads_what_is_made(use: Use, made: set[str]) -> bool:
     "Whether a model or tokenizer is read from one of the folders `made`."
@@ -356,7 +376,12 @@ def fetch_findings(kernel: Kernel) -> list[Finding]:
     made = _made_here(kernel)
     calls = [use for use in kernel.facts.calls if kernel.offline and use.how != "guarded"]
     calls = [use for use in calls if not _reads_what_is_made(use, made) and use.name not in kernel.own]
+    there = [use for use in calls if _is_in_image(kernel, use)]
+    calls = [use for use in calls if use not in there]
     findings = [Finding(level_of(use), "offline", why, use.where) for use in calls if (why := _fetches(use))]
+    for use in [use for use in there if use.name == "nltk.download"]:
+        text = f"The image has {use.args[0]!r}, and nltk.download() fetches nothing without internet. Remove the line."
+        findings.append(Finding("warning", "offline", text, use.where))
     return findings + [finding for use in calls if (finding := _waits_for_a_service(kernel, use))]
 
 
@@ -502,7 +527,9 @@ def _has_module(kernel: Kernel) -> set[str]:
     """
     scripts = {slug.replace("-", "_").lower() for kind, _, slug in sources_of(kernel.values) if kind == "kernel"}
     written = {Path(name).stem.lower() for name in kernel.facts.written if name.endswith(".py")}
-    words = [word for use in kernel.facts.shell if use.args[0] == "pip" and not kernel.offline for word in use.args[2:]]
+    commands = [use.args for use in kernel.facts.shell if use.args[0] in ("pip", "spacy") and not kernel.offline]
+    words = [word for words in commands for word in words[2:]]
+    words += [word for use in kernel.facts.calls if use.name == "spacy.cli.download" for word in use.args]
     installed = {
         module for word in words if (name := re.match(r"[A-Za-z][\w.-]*", word)) for module in modules_of(name[0])
     }
@@ -537,6 +564,9 @@ def _is_local(words: tuple[str, ...]) -> bool:
     )
 
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #89010255
+SPACY_MODEL = re.compile(r"[a-z]{2,3}(_[a-z]+){2,3}_(sm|md|lg|trf)")
+
+
 def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
     "What is reported about a module that nobody brings."
 
@@ -552,6 +582,9 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
         mend = f"(spectrakit kaggle init --kind utility), or write it in a cell: %%writefile {module}.py"
         return finding(level_of(use), text + mend)
     absent = f"is not on {kernel.platform}"
+    if (SPACY_MODEL.fullmatch(module) or module in use.args) and kernel.offline and not _may_come_from(kernel):
+        text = f"{absent}. Attach the model's folder as a data set, and give its path: spacy.load(folder)."
+        return finding(level_of(use), text)
     if source := _may_come_from(kernel):
         return finding("warning", f"{absent}; it may come from {source}.")
     if not kernel.offline:
@@ -571,16 +604,27 @@ def _wheelhouse_words(kernel: Kernel, module: str) -> str:
 SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks whose data lie in the package chemotools
 
 
+def _named_modules(kernel: Kernel) -> list[Use]:
+    "Return the modules that calls name: the data of a built-in task, and models of spaCy."
+    calls = kernel.facts.calls
+    spectra = [use for use in calls if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA]
+    models = [
+        (use, str((*use.args, use.keywords.get("name"))[0]))
+        for use in calls
+        if use.name in ("spacy.load", "spacy.util.load_model")
+    ]
+    return [replace(use, name="chemotools") for use in spectra] + [
+        replace(use, name=model)
+        for use, model in models
+        if SPACY_MODEL.fullmatch(model) or re.fullmatch("[a-z]{2}", model)
+    ]
+
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #46645015
 def import_findings(kernel: Kernel) -> list[Finding]:
     "Modules that are imported and not there, each once."
     shipped, own, attached = importable_offline(kernel.platform), _has_module(kernel), _attached(kernel)
     findings: dict[str, Any] = {}
-    spectra = [
-        replace(use, name="chemotools")
-        for use in kernel.facts.calls
-        if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA
-    ]
-    for module, use in tops([*kernel.facts.imports, *spectra]):
+    for module, use in tops([*kernel.facts.imports, *_named_modules(kernel)]):
         if use.name.startswith("."):
             text = f"from {use.name} import …: a kernel is no package. Import by the whole name."
             findings.setdefault(use.name, Finding("error", "imports", text, use.where))

@@ -339,7 +339,7 @@ GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
 def sure_in_try(node: ast.Try | ast.TryStar) -> str | None:
-    "How sure the body of a `try` is: guarded where an import that fails is caught, maybe where a refused request is."
+    "Say how sure the body of a `try` is: guarded if a failed import is caught, maybe with a refusal or missing file."
     caught = {
         _dotted(named).rpartition(".")[2]
         for handler in node.handlers
@@ -348,7 +348,7 @@ def sure_in_try(node: ast.Try | ast.TryStar) -> str | None:
     }
     if caught & GUARDS or any(handler.type is None for handler in node.handlers):
         return "guarded"
-    return "maybe" if caught & {"RequestError", "ValueError"} else None
+    return "maybe" if caught & {"RequestError", "ValueError", "OSError", "IOError", "FileNotFoundError"} else None
 
 
 def sure_in_if(test: ast.expr) -> str | None:

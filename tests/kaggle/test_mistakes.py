@@ -220,6 +220,122 @@ MISTAKES = {
         "import torch.multiprocessing as mp\nfrom helpers import train\nmp.spawn(train)" + END,
     ),
     "imshow": ("import cv2\ncv2.imshow('a', None)" + END, "no screen", "import cv2\ncv2.imread('a.png')" + END),
+    "rows of a slice": (
+        "sub = sub.iloc[:1500]" + END,
+        "another number of rows",
+        "DEBUG = False\nif DEBUG:\n    sub = sub.iloc[:1500]\nsub.head(500)\nsmall = sub[:500]" + END,
+    ),
+    "rows of a head": (
+        "test = pd.read_csv('/kaggle/input/soil/test.csv')\nX = test[['a']]\nX = X.head(n=1500)" + END,
+        "another number of rows",
+        "train = pd.read_csv('/kaggle/input/soil/train.csv')\ntrain, test = train[:900], train[900:]\ntest = test[:500]"
+        + END,
+    ),
+    "rows of a target": (
+        "sub.loc[:1499, 'y'] = 0.5" + END,
+        "another number of rows",
+        "train = pd.read_csv('/kaggle/input/soil/train.csv')\ntrain.loc[:1499, 'fold'] = 1" + END,
+    ),
+    "rows of a loop": (
+        "for i in range(1500):\n    sub.loc[i, 'y'] = 0.5" + END,
+        "another number of rows",
+        "for i in range(len(sub)):\n    sub.loc[i, 'y'] = 0.5\nfor step in range(1500):\n    print(step, sub['y'][0])"
+        + END,
+    ),
+    "rows of batches": (
+        "test = pd.read_csv('/kaggle/input/soil/test.csv')\nN = 1500\n"
+        "out = [test.iloc[i : i + 32] for i in range(0, N, 32)]" + END,
+        "another number of rows",
+        "test = pd.read_csv('/kaggle/input/soil/test.csv')\nB = 128\n"
+        "out = [test.iloc[i : i + B] for i in range(0, len(test), B)]" + END,
+    ),
+    "rows that are read": (
+        "test = pd.read_csv('/kaggle/input/soil/test.csv', nrows=1500)" + END,
+        "another number of rows",
+        "train = pd.read_csv('/kaggle/input/soil/train.csv', nrows=1500)" + END,
+    ),
+    "rows of predictions": (
+        "import numpy as np\ntest_preds = np.zeros((1500, 3))" + END,
+        "another number of rows",
+        "import numpy as np\noof_preds = np.zeros((1500, 3))\nlosses = np.zeros(1500)" + END,
+    ),
+    "spaCy": (
+        "import spacy\nnlp = spacy.load('en_core_web_lg')" + END,
+        "Attach the model's folder",
+        "import spacy\nnlp = spacy.load('en_core_web_sm')\nbig = spacy.load('/kaggle/input/soil/en_core_web_lg')" + END,
+    ),
+    "spaCy by name": (
+        "from spacy import load\nMODEL = 'de_dep_news_trf'\nnlp = load(name=MODEL)" + END,
+        "Attach the model's folder",
+        "!pip install --no-index /kaggle/input/soil/en_core_web_md.whl\nimport spacy\nspacy.load('en_core_web_md')"
+        + END,
+    ),
+    "EasyOCR": (
+        "import easyocr\nr = easyocr.Reader(['ch_sim', 'en'])" + END,
+        "fetches weights",
+        "import easyocr\nr = easyocr.Reader(['en'], gpu=True)" + END,
+    ),
+    "NLTK": (
+        "import nltk\nnltk.download('punkt_tab')" + END,
+        "needs the network",
+        "import nltk\nnltk.download('stopwords')" + END,
+    ),
+    "rows that are compared": (
+        "if len(sub) != 1500:\n    raise ValueError(len(sub))" + END,
+        "another number of rows",
+        "if len(sub) == 1500:\n    print('not yet hidden')" + END,
+    ),
+    "a column of rows": (
+        "sub['y'] = [0.5 for _ in range(1500)]" + END,
+        "another number of rows",
+        "import numpy as np\nsub['y'] = np.mean([sub['y'] * seed for seed in range(100)], axis=0)" + END,
+    ),
+    "spaCy's short names": (
+        "import spacy\nnlp = spacy.load('en')" + END,
+        "Attach the model's folder",
+        "import spacy\nnlp = spacy.blank('en')" + END,
+    ),
+    "bf16 of a class": (
+        "class CFG:\n    bf16 = True" + END,
+        "Write fp16=True",
+        "args = {'bf16': False, 'epochs': 3}" + END,
+    ),
+    "bf16 of a method": (
+        "import torch\nm = torch.nn.Linear(2, 2).bfloat16()" + END,
+        "Write .half()",
+        "import torch\nm = torch.nn.Linear(2, 2).half()" + END,
+    ),
+    "bf16 of autocast": (
+        "import torch\nwith torch.autocast('cuda', dtype=torch.bfloat16):\n    pass" + END,
+        "has no bfloat16",
+        "import torch\nwith torch.autocast('cpu', dtype=torch.bfloat16):\n    x = sub.dtype == torch.bfloat16" + END,
+    ),
+    "bf16=True": (
+        "from transformers import TrainingArguments\nargs = TrainingArguments('out', bf16=True)" + END,
+        "Write fp16=True",
+        "from transformers import TrainingArguments\nargs = TrainingArguments('out', bf16=False, fp16=True)" + END,
+    ),
+    "bf16 of accelerate": (
+        "from accelerate import Accelerator\na = Accelerator(mixed_precision='bf16')" + END,
+        "Write 'fp16'",
+        "from accelerate import Accelerator\na = Accelerator(mixed_precision='fp16')\nkinds = ['no', 'fp16', 'bf16']"
+        + END,
+    ),
+    "bf16 of a launcher": (
+        "!accelerate launch --mixed_precision bf16 /kaggle/input/soil/run.py" + END,
+        "Write precision fp16",
+        "!accelerate launch --mixed_precision fp16 /kaggle/input/soil/run.py" + END,
+    ),
+    "bf16 of Lightning": (
+        "import pytorch_lightning as pl\nt = pl.Trainer(precision='bf16-mixed')" + END,
+        "Write 'fp16-mixed'",
+        "import torch\nkinds = {'fp32': torch.float32, 'bf16': torch.bfloat16}" + END,
+    ),
+    "bf16 if supported": (
+        "import torch\nkind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16" + END,
+        "including_emulation=False",
+        "import torch\nkind = torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float16" + END,
+    ),
     "flash attention": (
         f"{AUTO}m = AutoModel.from_pretrained('/kaggle/input/m/x', attn_implementation='flash_attention_2')" + END,
         "Flash attention needs",
@@ -254,7 +370,17 @@ def test_a_mistake_is_found_and_what_is_right_is_left_alone(tmp_path, wrong, wor
     assert not [text for _, text in told(tmp_path / "right", right) if word in text]
 
 
+@pytest.mark.parametrize("call", ["spacy.load('en_core_web_lg')", "AutoModel.from_pretrained('bert-base')"])
+def test_what_a_missing_file_replaces_is_no_error(tmp_path, call):
+    other = "AutoModel.from_pretrained('/kaggle/input/soil/bert')"
+    code = f"{AUTO}import spacy\ntry:\n    m = {call}\nexcept OSError:\n    m = {other}"
+    assert not [text for level, text in told(tmp_path / "k", code + END) if level == "error"]
+    assert [text for level, text in told(tmp_path / "s", f"{AUTO}import spacy\nm = {call}" + END) if level == "error"]
+
+
 @pytest.mark.parametrize("shape", ["NvidiaL4", "NvidiaTeslaA100"])
-def test_flash_attention_is_right_on_a_newer_gpu(tmp_path, shape):
+def test_flash_attention_and_bf16_are_right_on_a_newer_gpu(tmp_path, shape):
     wrong, word, _ = MISTAKES["flash attention"]
     assert not [text for _, text in told(tmp_path / "k", wrong, machine_shape=shape) if word in text]
+    wrong, word, _ = MISTAKES["bf16 of autocast"]
+    assert not [text for _, text in told(tmp_path / "b", wrong, machine_shape=shape) if word in text]
