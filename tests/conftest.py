@@ -41,32 +41,37 @@ def pytest_collection_finish():
 
 # Whoever begins with a long one of these ends before the others do.
 LONGEST = (
-    "launch/test_supervisor.py",
-    "end_to_end/test_notebook.py",
-    "end_to_end/test_browser.py",
     "end_to_end/test_kaggle_sim.py",
+    "end_to_end/test_browser.py",
+    "launch/test_supervisor.py",
+    "training/test_rounds.py",
+    "tuning/test_search.py",
+    "api/test_cross_validation.py",
+    "lm/test_language_model.py",
+    "lm/test_exporting.py",
+    "end_to_end/test_kaggle_notebooks.py",
+    "end_to_end/test_notebook.py",
     "end_to_end/test_kaggle_chain.py",
     "end_to_end/test_nodes.py",
     "end_to_end/test_faults.py",
+    "training/test_replaced_buffers.py",
+    "training/test_task_modules.py",
+    "cell/test_live.py",
+    "distributed/test_context.py",
     "runs/test_resume_source.py",
     "offline/test_wheelhouse.py",
-    "end_to_end/test_kaggle_notebooks.py",
-    "cell/test_live.py",
-    "launch/test_launcher.py",
-    "distributed/test_fsdp.py",
-    "kaggle/test_check.py",
-    "checkpoint/test_store.py",
-    "picker/test_picker.py",
-    "end_to_end/test_tutorials.py",
-    "test_cells.py",
+    "launch/test_lost_folders.py",
+    "serving/test_inference_server.py",
+    "cloud/test_cloud.py",
+    "kaggle/test_up.py",
 )
 
 
 def pytest_collection_modifyitems(items):
-    "The files that take longest come first, then the others in their order."
+    "The files that take longest come first, then the others; the notebooks, one at a time, fill what is left."
     tests = Path(__file__).resolve().parent
-    rank = {tests / name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    rank = {tests / name: number for number, name in enumerate(LONGEST)} | {tests / "test_cells.py": 1000}
+    items.sort(key=lambda item: rank.get(item.path, len(LONGEST)))
 
 
 @pytest.hookimpl(optionalhook=True)

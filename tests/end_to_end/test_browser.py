@@ -366,7 +366,7 @@ def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by
         assert app != "jupyterlab" or page.problems == []  # Notebook 7 has one of its own
 
 
-@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
+@pytest.mark.parametrize("app", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)])
 def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(browser, either, app):
     found = f"import sys; sys.path.append({str(ROOT / 'bench')!r})\nfrom redraws import LiveFrame"
     write_notebook(either.folder / "million.ipynb", f"{found}\nrun = LiveFrame(10**6)\nrun.more(), run.redraw();")

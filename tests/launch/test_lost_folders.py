@@ -109,15 +109,19 @@ class Disturbed(Submitting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["rename", "file"])
 @pytest.mark.parametrize(
-    ("when", "mode"),
+    ("when", "mode", "what"),
     [
-        ("training", "inline"),
-        ("training", "auto"),
-        ("training", "auto trainer.devices=2"),
-        ("evaluation", "auto"),
-        ("prediction", "auto"),
+        ("training", "inline", "file"),
+        ("training", "auto", "rename"),
+        ("training", "auto trainer.devices=2", "rename"),
+        ("evaluation", "auto", "file"),
+        ("prediction", "auto", "rename"),
+        pytest.param("training", "inline", "rename", marks=pytest.mark.long),
+        pytest.param("training", "auto", "file", marks=pytest.mark.long),
+        pytest.param("training", "auto trainer.devices=2", "file", marks=pytest.mark.long),
+        pytest.param("evaluation", "auto", "rename", marks=pytest.mark.long),
+        pytest.param("prediction", "auto", "file", marks=pytest.mark.long),
     ],
 )
 def test_a_run_that_is_moved_is_found_where_it_is(here, capsys, when, what, mode):

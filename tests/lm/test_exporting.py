@@ -53,8 +53,19 @@ def assert_same(run, out, task=None, atol: float = 1e-4):
 # adapters on weights that the embedding and the output share
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("targets", ["all-linear", "lm_head", "embed_tokens", "[embed_tokens,lm_head,q_proj]"])
+@pytest.mark.parametrize(
+    ("targets", "tied"),
+    [
+        ("all-linear", True),
+        ("lm_head", True),
+        ("embed_tokens", True),
+        ("[embed_tokens,lm_head,q_proj]", True),
+        ("[embed_tokens,lm_head,q_proj]", False),
+        pytest.param("all-linear", False, marks=pytest.mark.long),
+        pytest.param("lm_head", False, marks=pytest.mark.long),
+        pytest.param("embed_tokens", False, marks=pytest.mark.long),
+    ],
+)
 def test_adapters_on_either_end_of_tied_weights_are_merged_right(tmp_path, targets, tied):
     tiny_lm.save_model(tmp_path / "tiny", tied=tied)
     run = trained(tmp_path, "task.lora_rank=4", f"task.lora_targets={targets}")
@@ -126,8 +137,8 @@ def test_an_export_that_is_another_model_is_refused_and_an_earlier_one_stays(tmp
 @pytest.mark.parametrize(
     ("own", "named", "config", "generation"),
     [
-        (1, "ten", 11, 11),
-        (1, None, 1, 1),
+        pytest.param(1, "ten", 11, 11, marks=pytest.mark.long),
+        pytest.param(1, None, 1, 1, marks=pytest.mark.long),
         (7, None, 1, 1),  # of a base that does not agree with its tokenizer
         (None, "bo", tiny_lm.VOCABULARY.index("bo"), tiny_lm.VOCABULARY.index("bo")),
         ([5, 1], "ten", 11, [11, 5, 1]),  # a base with several ends keeps them
@@ -156,9 +167,14 @@ def test_the_export_names_the_end_of_a_text_everywhere(tmp_path, own, named, con
     ("settings", "kept", "said"),
     [
         ({"temperature": 0.6, "top_p": 0.9}, {}, "temperature=0.6, top_p=0.9"),
-        ({"do_sample": False, "top_k": 5, "min_p": 0.1}, {}, "top_k=5, min_p=0.1"),
+        pytest.param({"do_sample": False, "top_k": 5, "min_p": 0.1}, {}, "top_k=5, min_p=0.1", marks=pytest.mark.long),
         ({"length_penalty": 2.0, "early_stopping": True}, {}, "early_stopping=True, length_penalty=2.0"),
-        ({"do_sample": False, "typical_p": 0.5, "length_penalty": 0.5}, {}, "typical_p=0.5, length_penalty=0.5"),
+        pytest.param(
+            {"do_sample": False, "typical_p": 0.5, "length_penalty": 0.5},
+            {},
+            "typical_p=0.5, length_penalty=0.5",
+            marks=pytest.mark.long,
+        ),
         ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.6, "top_p": 0.9}, ""),
         ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}, ""),
     ],
@@ -195,8 +211,15 @@ def formats(weights) -> set:
     return {value.dtype for value in weights.values()}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "tied"),
+    [
+        (torch.bfloat16, True),
+        (torch.float16, False),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.long),
+        pytest.param(torch.float16, True, marks=pytest.mark.long),
+    ],
+)
 def test_frozen_weights_and_the_export_have_the_format_of_the_base(tmp_path, dtype, tied):
     tiny_lm.save_model(tmp_path / "tiny", dtype, tied=tied)
     run = trained(tmp_path, "task.lora_rank=4", "task.dtype=auto", "task.lora_targets=[q_proj,lm_head]")

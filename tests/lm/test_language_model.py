@@ -106,8 +106,17 @@ def loss_by_hand(model, rows: list[list[int]]) -> tuple[torch.Tensor, int]:
     return model(input_ids=pad_sequence(ids, True), attention_mask=mask, labels=labels).loss, tokens
 
 
-@pytest.mark.parametrize("order", ["files", "drawn"])
-@pytest.mark.parametrize("lengths", ["packed", "dynamic", "padded"])
+@pytest.mark.parametrize(
+    ("lengths", "order"),
+    [
+        ("packed", "drawn"),
+        ("dynamic", "files"),
+        ("padded", "files"),
+        pytest.param("packed", "files", marks=pytest.mark.long),
+        pytest.param("dynamic", "drawn", marks=pytest.mark.long),
+        pytest.param("padded", "drawn", marks=pytest.mark.long),
+    ],
+)
 def test_the_loss_is_that_of_a_plain_loop_of_transformers(tmp_path, corpus, lengths, order):
     from transformers import AutoModelForCausalLM
 

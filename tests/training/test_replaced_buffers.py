@@ -380,8 +380,15 @@ def two_by_hand(task, steps=16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", KEPT)
-@pytest.mark.parametrize("way", ["after_backward", "overlap"])
+@pytest.mark.parametrize(
+    ("way", "part"),
+    [
+        *(("after_backward", part) for part in (Mean, Both, Sparse)),
+        *(("overlap", part) for part in (Queue, Wide, Both)),
+        *(pytest.param("after_backward", part, marks=pytest.mark.long) for part in (Queue, Wide)),
+        *(pytest.param("overlap", part, marks=pytest.mark.long) for part in (Mean, Sparse)),
+    ],
+)
 def test_two_ranks_have_the_buffers_of_the_first(tmp_path, part, way):
     task, way = Moving(part, (3,)), f"distributed.gradient_exchange={way}"
     words = (way, "trainer.max_epochs=2", "training.nan_policy=skip", "data.allow_nan=true")
@@ -391,9 +398,18 @@ def test_two_ranks_have_the_buffers_of_the_first(tmp_path, part, way):
         torch.testing.assert_close(found[name], value)
 
 
+SAMPLED = [("ddp", Queue), ("ddp", Late), ("fsdp", Queue), ("fsdp", Growing), ("diloco", Queue), ("diloco", Hidden)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [*UNKEPT, Queue])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "diloco"])
+@pytest.mark.parametrize(
+    ("strategy", "part"),
+    [
+        pytest.param(strategy, part, marks=[pytest.mark.long] * ((strategy, part) not in SAMPLED))
+        for strategy in ("ddp", "fsdp", "diloco")
+        for part in (*UNKEPT, Queue)
+    ],
+)
 def test_two_ranks_go_on_after_a_stop(tmp_path, part, strategy):
     words = (f"trainer.strategy.name={strategy}", "training.ema_decay=0.6", "training.ema_buffers=true")
     words = (*words, *(("diloco.max_steps=3",) if strategy == "diloco" else ()), "trainer.check_val_every_n_steps=3")

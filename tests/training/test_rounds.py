@@ -195,7 +195,15 @@ def test_rounds_are_those_of_two_workers_by_hand(tmp_path, task):
 STREAM = ("diloco.fragments=2", "diloco.overlap_steps=2")
 
 
-@pytest.mark.parametrize("more", [(), ("diloco.compression=int4",), STREAM, (*STREAM, "diloco.compression=int4")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        (*STREAM, "diloco.compression=int4"),
+        pytest.param(("diloco.compression=int4",), marks=pytest.mark.long),
+        pytest.param(STREAM, marks=pytest.mark.long),
+    ],
+)
 def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, more):
     words = (
         *DILOCO,
@@ -769,5 +777,6 @@ def test_another_round_or_form_is_refused_when_a_run_goes_on_in_the_middle_of_a_
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, words, says):
+    mode = "auto" if any(word.startswith("trainer.devices") for word in words) else "inline"
     with pytest.raises(RequestError, match=re.escape(says)):
-        run(tmp_path / "run", Curve(), DILOCO[0], "trainer.devices=1", *words)
+        run(tmp_path / "run", Curve(), DILOCO[0], "trainer.devices=1", f"launch.mode={mode}", *words)

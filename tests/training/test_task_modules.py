@@ -177,8 +177,14 @@ def test_it_trains_as_a_plain_loop_and_evaluations_change_nothing(here, kind):
     assert not [text for text in told(run) if "outside the model" in text or "no checkpoint" in text]
 
 
-@pytest.mark.parametrize("stop", [3, 8, 13])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "stop"),
+    [
+        pytest.param(kind, stop, id=f"{kind.__name__}-{stop}", marks=[pytest.mark.long] * (number % 3 != turn))
+        for number, kind in enumerate(KINDS)
+        for turn, stop in enumerate((3, 8, 13))
+    ],
+)
 def test_a_run_that_is_cut_goes_on_with_a_new_task_as_one_in_one_go(here, kind, stop):
     whole = losses_of(sk.fit(kind(), *PLAIN, INLINE, show=False))
     cut = sk.fit(kind(), *PLAIN, INLINE, f"trainer.max_steps={stop}", show=False)
@@ -308,8 +314,15 @@ def test_workers_of_diloco_would_part_and_are_refused(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("kind", [Attribute, Bare], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        (Bare, "ddp"),
+        (Attribute, "fsdp"),
+        pytest.param(Attribute, "ddp", marks=pytest.mark.long),
+        pytest.param(Bare, "fsdp", marks=pytest.mark.long),
+    ],
+)
 def test_two_ranks_learn_what_one_does_and_go_on_exactly(here, kind, strategy):
     words = (*PLAIN, "checkpoint.every_n_steps=3")
     two = ("trainer.devices=2", "data.batch_size=4", f"distributed.strategy={strategy}")

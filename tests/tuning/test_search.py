@@ -631,7 +631,7 @@ def test_a_trial_that_finds_no_time_left_waits_for_the_next_session(here, monkey
     assert again.status == "completed" and [row.status for row in again.trials].count("completed") == 3
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 6)) for seed in range(20)])
 def test_no_study_goes_over_its_limit(here, monkeypatch, seed):
     "Trials that take what they like, up to the limit that each is given, on a clock that only they move."
     draw, limit, spent, late = random.Random(seed), 40 + 7 * seed, [0.0], []
