@@ -57,7 +57,7 @@ from ..runs.resume_dir import open_run_dir
 from ..runs.resume_source import ResumePlan, plan_resume
 from spectrakit.runs.run_dir import (
     Session,
-    check_links,
+    check_entries,
     check_mirror,
     claiming,
     find_runs,
@@ -483,7 +483,7 @@ def _predict(
     # a run on a read-only disk, such as Kaggle's input: what is made of it goes beside the other runs
     writable = os.access(run.path, os.W_OK)
     if writable:
-        check_links(run.path)
+        check_entries(run.path)
     folder = run.path if writable else new_run_dir(request.config, f"{run.path.name}-predictions")
     out = _prior(task, request.config, table, folder)
     outcome = launch(Job(PREDICT, folder, request, out, run.path), task, lambda: None)

@@ -60,7 +60,7 @@ from ..predictions.submission_file import SubmissionState, read_record
 from ..runs.events import last_event
 from ..runs.groups import DONE, check_sources
 from ..runs.history import follow
-from ..runs.run_dir import GROUP_ORIGIN, Busy, check_links, claiming, is_locked, locked
+from ..runs.run_dir import GROUP_ORIGIN, Busy, check_entries, claiming, is_locked, locked
 from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
@@ -414,7 +414,7 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
         run = run_to_go_on_with(folder, trust)
         if run is None:
             continue
-        check_links(run.path)
+        check_entries(run.path)
         target = to / folder.name / run.path.name
         if run.status not in DONE:
             shutil.copytree(run.path, target)
@@ -1004,6 +1004,7 @@ def _opened(held: contextlib.ExitStack, config: Config, label: str, resume: str 
         path = open_folder(config, label, ManyFolders("cv", partial(copied, trust=trust), check, trust), resume)
         if writes:
             held.enter_context(locked(path))
+            check_entries(path)
     return path
 
 # %% ../../nbs/60_api/07_cross_validation.ipynb #93ec8b24

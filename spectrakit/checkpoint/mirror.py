@@ -67,7 +67,7 @@ def mirror_files(run_dir: Path, mirror: Path) -> None:
         target = mirror_folder(mirror, run_dir) / path.relative_to(run_dir)
         if path in ids:
             target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, data)
+        write_atomic(target, data, stream=False)
 
 # %% ../../nbs/20_checkpoint/05_mirror.ipynb #7f5e2e8b
 _CUT_S = 600.0  # so long after its last byte a copy has been cut, and does not only wait

@@ -354,9 +354,9 @@ def _gives_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]
 # %% ../../nbs/66_kaggle/05_mistakes.ipynb #f6c5fb9a
 def _reads_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
     "Return whether a node reads a number of rows of a test file that is written down."
-    rows = (
-        [word.value for word in node.keywords if word.arg in ("nrows", "n_rows")] if isinstance(node, ast.Call) else []
-    )
+    if not isinstance(node, ast.Call) or not re.match("read_|scan_", called_name(node)):
+        return False
+    rows = [word.value for word in node.keywords if word.arg in ("nrows", "n_rows")]
     return any(_is_many(row, given) for row in rows) and bool(_TEST_FILE.search(ast.unparse(node)))
 
 

@@ -86,7 +86,7 @@ def report(run: Run | CrossValidation | Path | str, out: Path | str | None = Non
     folder. `task`: draws the predictions, where the run's own is not built in. RequestError where there is no such run,
     or nothing can be written.
     """
-    meant = _meant(run)
+    meant, is_own = _meant(run), out is None
     out = meant.path / "report.html" if out is None else Path(out).expanduser()
     if out.is_dir():
         raise RequestError(f"{str(out)!r} is a folder. Name a file in it, such as {str(out / 'report.html')!r}.")
@@ -94,7 +94,7 @@ def report(run: Run | CrossValidation | Path | str, out: Path | str | None = Non
         raise RequestError(f"{str(out)!r} has an unknown ending. A report is a page: name it .html.")
     text = folds_page(meant) if isinstance(meant, CrossValidation) else report_page(meant, task)
     try:
-        write_atomic(out, text)
+        write_atomic(out, text, stream=not is_own)
     except OSError as error:
         raise RequestError(
             f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: "

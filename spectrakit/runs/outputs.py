@@ -318,7 +318,7 @@ def _seal(folder: Path, platform: Platform, show: bool) -> Sealed:
     notes = [*notes_on(folder, seen, allowed, runs), *_reservations(runs, content["left_out"])]
     path: Path | None = folder / MANIFEST
     try:
-        write_atomic(folder / MANIFEST, json.dumps(masked_value(content), indent=1, default=str) + "\n")
+        write_atomic(folder / MANIFEST, json.dumps(masked_value(content), indent=1, default=str) + "\n", stream=False)
     except OSError as error:
         path = None
         notes.insert(0, f"{MANIFEST} was not written: {error.strerror}.")

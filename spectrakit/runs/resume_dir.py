@@ -33,7 +33,7 @@ from .resume_source import ResumePlan
 from spectrakit.runs.run_dir import (
     RECORDS,
     Session,
-    check_links,
+    check_entries,
     environment,
     foreign_checkpoints,
     is_locked,
@@ -174,7 +174,7 @@ def _make_folder(plan: ResumePlan, config: Config) -> Path:
     "The folder for the run: its own, a new one, or one with a copy."
     if plan.kind == "here":
         assert plan.run is not None  # the folder it goes on in
-        check_links(plan.run)
+        check_entries(plan.run)
         return plan.run
     if plan.kind == "new":
         return new_run_dir(config, config.task["name"])

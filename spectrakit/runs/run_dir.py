@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RUN_FILES', 'MARKERS', 'DEPTH', 'MAX_NAMES', 'MAX_FILES_EACH', 'GROUP_FILES', 'GROUP_SETTINGS', 'GROUP_ORIGIN',
            'RECORDS', 'reserve_folder', 'new_run_dir', 'check_mirror', 'versions', 'Session', 'environment', 'Busy',
-           'busy_text', 'locked', 'is_locked', 'claiming', 'missing_files', 'not_a_run_text', 'check_links',
+           'busy_text', 'locked', 'is_locked', 'claiming', 'missing_files', 'not_a_run_text', 'check_entries',
            'find_runs', 'unread_text', 'kind_of', 'runs_folder', 'runs_in', 'run_names', 'near_names', 'named_run',
            'read_environment', 'read_summary', 'update_environment', 'write_environment', 'newest_environments',
            'is_attached', 'is_foreign', 'foreign_checkpoints', 'write_mark']
@@ -33,7 +33,15 @@ from ..config.resolve import ignored_settings, platform_notes, resolve_env
 from ..config.schema import Config
 from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import checked_path, is_inside, links_out, read_bounded, read_mapping, write_atomic
+from spectrakit.system.files import (
+    checked_path,
+    is_inside,
+    not_a_file,
+    odd_entries,
+    read_bounded,
+    read_mapping,
+    write_atomic,
+)
 from ..system.masking import masked, masked_value
 from ..system.origin import has_mark, mark_of
 from ..system.platforms.detect import detect, writable_bytes
@@ -311,15 +319,22 @@ def not_a_run_text(path: Path, hint: str) -> str:
     above = next((parent for parent in list(path.absolute().parents)[:3] if not missing_files(parent)), None)
     if above is not None:
         return f"{str(path)!r} is not a run, and lies in one. Give the run: {above}."
-    return f"{str(path)!r} is not a run: it has no {' and no '.join(missing_files(path))}. {hint}."
+    missing = missing_files(path)
+    for name in missing:
+        if what := not_a_file(path / name):
+            return f"{str(path)!r} is not a run: {name} in it is {what}. {hint}."
+    return f"{str(path)!r} is not a run: it has no {' and no '.join(missing)}. {hint}."
 
 
-def check_links(path: Path) -> None:
-    "RequestError where something in the run at `path` leads out of it: what is written there would go elsewhere."
-    if (link := next(links_out(path), None)) is not None:
+def check_entries(path: Path) -> None:
+    """Raise RequestError if something in the folder of a run, or of a group, is no file of it.
+
+    A link leads elsewhere, and a pipe would be waited for.
+    """
+    for entry, what in odd_entries(path):
         raise RequestError(
-            f"{link.relative_to(path)} in {path.name} is a link that leads out of the run, and links are not followed. "
-            "Remove it, or copy the run without its links."
+            f"{entry.relative_to(path)} in {path.name} is {what}, and has to be a file of the run. "
+            "Remove it, or copy the run without it."
         )
 
 # %% ../../nbs/35_runs/01_run_dir.ipynb #23a2fc04

@@ -33,7 +33,7 @@ from ..handover.job import load_task, with_task
 from ..handover.request import RunRequest, new_request
 from ..predictions.held_out import divides_itself
 from ..runs.groups import DONE, check_made_here, check_sources, foreign_members
-from ..runs.run_dir import GROUP_ORIGIN, check_links, claiming
+from ..runs.run_dir import GROUP_ORIGIN, check_entries, claiming
 from ..system.errors import RequestError
 from ..system.files import is_inside
 from ..system.signals import ends_softly, hears_hang_up, interrupt_says, interrupts
@@ -116,7 +116,7 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
             shutil.copyfile(folder / SETTINGS, target / SETTINGS)
         if (run := run_to_go_on_with(folder, trust)) is None or run.path.parent != folder:
             continue
-        check_links(run.path)
+        check_entries(run.path)
         ignored = shutil.ignore_patterns("checkpoints") if run.status in DONE else None
         shutil.copytree(run.path, target / run.path.name, ignore=ignored)
     return to
@@ -406,6 +406,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
             raise RequestError("A search starts processes by itself, and this is one of a launcher's. Start it alone.")
         with claiming(Path(config.run.dir)):  # of two that look for one both find the same
             path, dimensions = _open(task, config, resume, trust)
+            check_entries(path)
     goes_on = f"what is in {path} stays, and the same call with resume='auto' goes on (--resume auto in a shell)."
     with staying(path), interrupt_says(f"stopped: {goes_on}"), at_work(path):
         with interrupt_says(f"stopped before the first trial: {goes_on}"):

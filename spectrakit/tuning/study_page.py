@@ -241,5 +241,5 @@ def study_page(study: Study) -> str:
 def write_page(study: Study, out: Path | None = None) -> Path:
     "Write the page of a study into `out` (default None: study.html in its folder); returns where it is."
     file = study.path / "study.html" if out is None else out
-    write_atomic(file, study_page(study))
+    write_atomic(file, study_page(study), stream=out is not None)
     return file

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+from spectrakit.checkpoint.mirror import mirror_files, mirror_folder
 from spectrakit.cli.main import main
+from spectrakit.reports.run_report import report
 from spectrakit.runs.events import EventLog, EventReader, log_file
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import write_atomic
@@ -140,3 +142,57 @@ def test_a_pipe_in_place_of_a_log_is_not_read(tmp_path):
         EventReader(log_file(tmp_path)).poll()
     with pytest.raises(OSError, match="not a regular file"):
         EventLog(log_file(tmp_path))
+
+
+ACTS = {
+    "resume": lambda run: sk.resume(
+        run, Sums(), "trainer.max_epochs=3", "resume.allow=[trainer.max_epochs]", show=False
+    ),
+    "predict": lambda run: sk.predict(Sums(), run),
+}
+ODD = {"a pipe": os.mkfifo, "a link that leads out": lambda path: path.symlink_to(os.devnull)}
+
+
+@pytest.fixture
+def never_waits(monkeypatch):
+    def opened(path):
+        raise AssertionError(f"{path} was opened for writing")
+
+    monkeypatch.setattr("spectrakit.system.files._open_stream", opened)
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.parametrize("name", ["predictions.npz", "events.jsonl", "summary.json", "lock", "checkpoints/LATEST"])
+@pytest.mark.parametrize("what", ODD)
+def test_a_pipe_among_the_files_of_a_run_is_refused_before_the_first_step(config, never_waits, act, name, what):
+    run = sk.fit(Sums(), config, show=False)
+    path = run.path / name
+    path.unlink(missing_ok=True)
+    ODD[what](path)
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(RequestError, match=f"{name} in .* is {what}|has no {name}|{name} in it is"):
+        act(run.path)
+    assert sorted(run.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["study.html", "fold-1/notes"])
+def test_a_pipe_in_the_folder_of_folds_is_refused(config, never_waits, name):
+    done = sk.cross_validate(Sums(), config, folds=2, show=False)
+    (done.path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(done.path / name)
+    with pytest.raises(RequestError, match=f"{name} in .* is a pipe"):
+        sk.cross_validate(Sums(), config, folds=2, resume=done.path, show=False)
+
+
+def test_what_is_made_of_a_run_waits_for_no_reader_of_a_pipe(config, never_waits, tmp_path):
+    run = sk.fit(Sums(), config, show=False)
+    os.mkfifo(run.path / "report.html")
+    with pytest.raises(RequestError, match="report.html' cannot be written: it is a pipe"):
+        report(run)
+    os.mkfifo(tmp_path / "output-manifest.json")
+    assert "was not written: it is a pipe" in sk.seal_output(tmp_path, show=False).notes[0]
+    target = mirror_folder(tmp_path / "mirror", run.path)
+    target.mkdir(parents=True)
+    os.mkfifo(target / "events.jsonl")
+    with pytest.raises(OSError, match="it is a pipe"):
+        mirror_files(run.path, tmp_path / "mirror")
