@@ -33,7 +33,7 @@ from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weight
 from spectrakit.config.batch_plan import BatchPlan
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog
-from spectrakit.steps.state import Data, Execution, Learner, Record, Schedule, TrainState, save, writer_of
+from spectrakit.steps.state import Data, Execution, Goal, Learner, Record, Schedule, TrainState, save, writer_of
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
 WIDTH = 1024
@@ -70,7 +70,7 @@ def session_of(net: nn.Module, adam: torch.optim.Optimizer, folder: Path, backgr
         Data(BatchPlan(8, 8), valid=net),
         Schedule(10**9, 10**9),
         Record(EventLog(folder / "events.jsonl")),
-        monitor="val_loss",
+        Goal("val_loss"),
     )
     writer_of(s).saves.writes.share.limit = math.inf
     return s

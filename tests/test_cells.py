@@ -35,7 +35,7 @@ QUICK = (
     "36_trackers/00_tracker",
     "37_contract/01_task",
     "39_checks/02_diagnosis",
-    "41_training/02_nan_guard",
+    "41_training/05_parts/06_nan_guard",
     "45_jobs/00_prediction",
     "49_handover/01_request",
     "55_view/01_run_state",

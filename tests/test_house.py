@@ -399,7 +399,12 @@ def test_no_suppression_without_its_reason():
     ]
 
 
-ONE_FILE_A_THING = {"04_platforms", "36_trackers", "90_cli"}  # a platform, a tracker, a command group each
+ONE_FILE_A_THING = {
+    "04_platforms",
+    "36_trackers",
+    "90_cli",
+    "05_parts",
+}  # a platform, a tracker, a command group, a concern
 
 
 def test_no_folder_of_the_package_holds_more_than_about_eight_notebooks():
@@ -513,7 +518,11 @@ LONG_CELLS = {
         "Platform",
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("10_config/01_schema", "Config"): "a table of settings",
-    ("40_steps/09_cuda_graphs", "CapturedStep"): "a state machine with two entries, each of whose steps is short",
+    (
+        "41_training/05_parts/08_cuda_graphs",
+        "CapturedStep",
+    ): "a state machine with two entries; each of its steps is short",
+    ("40_steps/01_part", "Part"): "a table: a line for each moment of a run",
     ("10_config/01_schema", "DilocoConfig"): "a table of settings",
     ("10_config/01_schema", "DistributedConfig"): "a table of settings",
     ("10_config/01_schema", "FoldsConfig"): "a table of settings",
@@ -562,6 +571,42 @@ LONG_CELLS = {
     ): "the protocol: a method for each thing that a task may have, with what it gets and returns",
     ("37_contract/03_recorder", "StandIn"): "one object that behaves as another: a method for each way to ask it",
     ("40_steps/03_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
+    (
+        "41_training/05_parts/02_out_of_memory",
+        "OutOfMemory",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/03_loss_scaling",
+        "LossScaling",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/05_ema",
+        "Ema",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/06_nan_guard",
+        "NanGuard",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/07_weight_average",
+        "WeightAverage",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/09_step_capture",
+        "CudaGraphs",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/11_diloco",
+        "Diloco",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/14_logging",
+        "Logging",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
+    (
+        "41_training/05_parts/15_boundary",
+        "Evaluation",
+    ): "a part: its state, and a short method for each moment at which it joins the loop",
     ("41_training/00_setup", "prepare"): "what is decided before the first step, in the order in which it is",
     ("41_training/08_loop", "train_steps"): "a whole step read from top to bottom",
     ("55_view/01_run_state", "Curve"): "one curve: how a point is taken in, and its slices merged",

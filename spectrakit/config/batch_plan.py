@@ -8,6 +8,7 @@ __all__ = ['BATCH_SETTINGS', 'BATCH_WORDS', 'MANY', 'SHAPES', 'BatchPlan', 'batc
            'with_scaled_lr', 'batch_notes', 'next_fraction', 'warmup_length', 'lr_curve']
 
 # %% ../../nbs/10_config/06_batch_plan.ipynb #23a2fcf4
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,12 +46,12 @@ class BatchPlan:
     max_batches: int | None = None
     reason: str = field(default="", compare=False)
 
-    @property
+    @functools.cached_property
     def effective_batch_size(self) -> int:
         "Samples behind one optimizer step."
         return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
 
-    @property
+    @functools.cached_property
     def samples_per_epoch(self) -> int:
         "Samples that an epoch really uses, after `max_batches` and `drop_last`."
         used = self.samples
@@ -58,7 +59,7 @@ class BatchPlan:
             used = min(used, self.max_batches * self.micro_batch_size * self.world_size)
         return used - used % self.effective_batch_size if self.drop_last else used
 
-    @property
+    @functools.cached_property
     def steps_per_epoch(self) -> int:
         "Optimizer steps in one epoch."
         return math.ceil(self.samples_per_epoch / self.effective_batch_size)

@@ -372,6 +372,13 @@ class RunContext(Exchange):
         "Whether each rank has a part of the model only."
         return self.strategy == "fsdp" or self.mesh is not None
 
+    @property
+    def teams(self) -> int:
+        "How many groups of ranks make updates of their own between exchanges: 1 but with diloco."
+        if self.strategy != "diloco":
+            return 1
+        return self.world_size // (1 if self.mesh is None else self.mesh["shard"].size())
+
     def sum_of_shards(self, number: float) -> float:
         "The sum of a number over the ranks that share this one's model with it; the number itself where none do."
         return number if self.mesh is None else float(self.reduce_in_worker(number))

@@ -23,6 +23,7 @@ from ..steps.state import Execution
 from ..system.errors import RequestError
 from ..system.masking import masked, masked_value
 from ..training.loop import NullLog, save_traceback
+from ..training.parts_table import check_parts
 from ..training.setup import Watch, prepare
 
 # %% ../../nbs/45_jobs/02_contract_check.ipynb #6a5be70a
@@ -74,7 +75,9 @@ def check_run(task: Any, config: Config, execution: Execution, folder: Path, inl
         restored_after(task) if kept else contextlib.nullcontext() as keep,
     ):
         try:
-            prepare(task, config, execution, log, watch=Watch(keep, write) if keep else Watch(result=write))
+            check_parts(
+                prepare(task, config, execution, log, watch=Watch(keep, write) if keep else Watch(result=write))
+            )
         except RequestError:
             raise
         except (Exception, SystemExit) as error:

@@ -27,8 +27,10 @@ from ..steps.seeding import repeatable
 from ..steps.state import Execution, TrainState
 from ..system.errors import RequestError
 from ..system.masking import masked
-from ..training.loop import NullLog, save_traceback, scale_gradients
+from ..training.loop import NullLog, save_traceback
+from ..training.parts_table import measured_parts
 from ..training.setup import Watch, prepare
+from ..training.window import scale_gradients
 from ..watchdog.budget import Budget, kill_at
 
 # %% ../../nbs/45_jobs/01_lr_range_test.ipynb #fea97f29
@@ -143,8 +145,8 @@ def record_loss(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss:
     p, heartbeat = s.progress, s.context.heartbeat
     if heartbeat.rank == 0:
         set_deadline(heartbeat.page, kill_at(s.budget))
-    heartbeat.report_pace(s.timing.pace.quantile(0.99))
-    s.budget.observe("step", s.timing.pace.quantile(0.95, warm=False))
+    heartbeat.report_pace(s.record.pace.quantile(0.99))
+    s.budget.observe("step", s.record.pace.quantile(0.95, warm=False))
     flags = int(s.stop_requested()) & STOP | (TIME if s.context.is_main and s.budget.should_stop() else 0)
     rows = s.context.gather_numbers([loss / s.context.world_size, float(flags)])
     loss = sum(row[0] for row in rows)
@@ -199,7 +201,7 @@ def range_loop(s: TrainState, sweep: Sweep, base: BaseRate) -> tuple[str, str, s
                 return ending
             step_at(s, rate / base.value)
             p.step += 1
-            s.timing.pace.add(time.monotonic() - began)
+            s.record.pace.add(time.monotonic() - began)
             s.context.heartbeat.step(p.step)
             began, loss, weight = time.monotonic(), 0.0, None
         p.epoch += 1
@@ -250,6 +252,7 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     ):
         try:
             s = prepare(task, config, execution, log, training_only=True, watch=Watch(model=keep) if keep else Watch())
+            s.parts = measured_parts(s)
             base = base_rate_of(s)
             write_sweep(s, sweep, base)
             status, why, reason = range_loop(s, sweep, base)

@@ -20,7 +20,14 @@ from typing import Any
 
 import psutil
 
-from ..checks.device_memory import begin_peak, capacity_bytes, device_peak, host_peak, outside_bytes
+from spectrakit.checks.device_memory import (
+    begin_peak,
+    capacity_bytes,
+    device_name,
+    device_peak,
+    host_peak,
+    outside_bytes,
+)
 from ..checks.forecast import Measurement
 from ..checks.undo import restored_after
 from ..config.batch_plan import BatchPlan, smaller_micro_batches
@@ -42,7 +49,7 @@ from ..steps.state import Execution, TrainState, finish_saving, save, writer_of
 from ..system.errors import RequestError
 from ..system.masking import masked
 from ..training.loop import NullLog, save_traceback, train_loop
-from ..training.memory import device_name
+from ..training.parts_table import measured_parts
 from ..training.run_forecast import lasting_sizes, workload_of
 from ..training.setup import Watch, prepare
 
@@ -153,15 +160,15 @@ def time_steps(s: TrainState, seconds: float) -> Timed:
     begin_peak(device)
     each_s = min(make_steps(s, 1) for _ in range(2))
     count = _agree(s, steps_for(each_s, seconds))
-    s.timing.pace, reader.waited_s, firsts = Pace(), 0.0, len(reader.first_s)
+    s.record.pace, reader.waited_s, firsts = Pace(), 0.0, len(reader.first_s)
     whole_s = make_steps(s, count) - (first_waits_s := sum(reader.first_s[firsts:]))
-    once_s = min(max(0.0, s.timing.pace.once_s - first_waits_s), whole_s)
+    once_s = min(max(0.0, s.record.pace.once_s - first_waits_s), whole_s)
     whole_s -= once_s
     took_s = per_step_s(whole_s, count, each_s - reader.first_s[firsts - 1]) * count
     size = s.data.plan.micro_batch_size  # smaller than asked for where the memory ran out
     peaks[size] = device_peak(device)
     sample_s[size] = took_s / count * plan.world_size / plan.effective_batch_size
-    low, high = (s.timing.pace.quantile(share, warm=False) for share in (0.16, 0.84))
+    low, high = (s.record.pace.quantile(share, warm=False) for share in (0.16, 0.84))
     start_s = statistics.median(reader.first_s)
     return Timed(first_s + once_s, count, took_s, (high - low) / 2, reader.waited_s, start_s, peaks, sample_s)
 
@@ -312,6 +319,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     the model and of each part of the task. `seconds`: how long steps are measured.
     """
     s = prepare(task, quiet(config), execution, log, watch=watch)
+    s.parts = measured_parts(s)
     prepared = host_peak()
     valid, s.data.valid = s.data.valid, None
     work = workload_of(config, s.data.plan, valid is not None, s.budget.predictions)
@@ -340,8 +348,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
         workers_bytes=sum(workers),
         **asdict(timed),
     )
-    half = s.context.mixed_precision != "no"
-    tflops, moved = try_device(device, half)
+    tflops, moved = try_device(device, half := s.context.mixed_precision != "no")
     measurement = replace(measurement, half=half, tflops=tflops, moved_tb_s=moved)
     measurement_file(execution.run_dir, s.context.rank).write_text(json.dumps(asdict(measurement)), encoding="utf-8")
 

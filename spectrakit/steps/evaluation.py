@@ -36,7 +36,8 @@ from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.heartbeat import HURRY, STOP
 from ..predictions.extra_columns import with_test_columns
 from ..predictions.predictions import targets_of
-from .state import TrainState, common_model, resulting_model
+from .part import methods, within
+from .state import TrainState, resulting_model
 from ..system.errors import RequestError
 from ..watchdog.budget import Budget, fits, short_time
 
@@ -568,11 +569,10 @@ def evaluation_asked(s: TrainState) -> bool:
 
 
 def evaluation_due(s: TrainState) -> bool:
-    """Whether an evaluation is to be made at this step: one that is asked for, or that has waited for the end of a
-    round of diloco, in the middle of which there is no model that all workers have.
+    """Whether an evaluation is to be made at this step: one that is asked for, or that has waited until all ranks have
+    one model.
     """
-    has_model = not s.mid_round or (s.outer is not None and s.outer.streams)  # then θ is evaluated
-    return has_model and (s.progress.eval_held or evaluation_asked(s))
+    return s.window.shown and (s.progress.eval_held or evaluation_asked(s))
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #1056188a
 def same_buffers(s: TrainState) -> None:
@@ -586,13 +586,13 @@ def record_result(s: TrainState) -> bool:
     best.
     """
     p, delta = s.progress, s.config.early_stopping.min_delta
-    if s.monitor not in p.metrics:
-        text = f"checkpoint.monitor={s.monitor} is not among {', '.join(p.metrics)}; "
+    if s.goal.monitor not in p.metrics:
+        text = f"checkpoint.monitor={s.goal.monitor} is not among {', '.join(p.metrics)}; "
         if p.best_value is None:
-            s.monitor, s.mode = "val_loss", "min"
+            s.goal.monitor, s.goal.mode = "val_loss", "min"
         known = "val_loss is used" if p.best_value is None else f"the evaluation at step {p.step} is not the best"
         s.record.log.write("message", text=text + known)
-    value, sign = p.metrics.get(s.monitor or "", math.nan), 1 if s.mode == "max" else -1
+    value, sign = p.metrics.get(s.goal.monitor or "", math.nan), 1 if s.goal.mode == "max" else -1
     better = math.isfinite(value) and (p.best_value is None or sign * (value - p.best_value) > 0)
     enough = math.isfinite(value) and (p.counted_value is None or sign * (value - p.counted_value) > delta)
     if enough:
@@ -617,7 +617,7 @@ def _write_result(s: TrainState, weight: dict[str, float], better: bool, seconds
     p = s.progress
     facts = {"epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4), "metrics": p.metrics, **weight}
     s.record.log.write("eval", step=p.step, **facts, best=better, seconds=round(seconds, 3))
-    s.record.trackers.log(p.step, p.metrics)
+    s.call("record", p.step, p.metrics)
 
 # %% ../../nbs/40_steps/04_evaluation.ipynb #5e0c4a17
 def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
@@ -633,10 +633,10 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
         stop_code |= int(s.stop_requested()) & stop_on
         return stop_code > 0 or (s.budget.ends is not None and not fits(s.budget, "eval", 0.0))
 
-    with common_model(s):
+    with within(s.parts, "common"):
         same_buffers(s)
         with resulting_model(s):
-            if s.learner.ema is not None and s.learner.buffers:
+            if any(others() for others in methods(s.parts, "swapped_buffers")):
                 same_buffers(s)
             metrics = evaluate(s.task, s.context.plain(s.learner.model), s.data.valid, s.context, over)
     s.context.heartbeat.beat("training")
@@ -649,5 +649,5 @@ def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
     p.metrics, p.eval_step, p.eval_held = dict(metrics), p.step, False  # a checkpoint holds them
     s.budget.observe("eval", seconds)
     better = record_result(s)
-    _write_result(s, metrics.weight(s.monitor), better, seconds)
+    _write_result(s, metrics.weight(s.goal.monitor), better, seconds)
     return better

@@ -916,7 +916,8 @@ def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
     optimizer = learner.optimizer.state_dict()
     check.at("model", "when its state_dict was called")
     model = without(module.state_dict(), still_frozen(module, learner.base))
-    ema = {str(i): q for i, q in enumerate(learner.ema)} if learner.ema is not None else None
+    averages = check.config.training.ema_decay is not None
+    ema = {str(i): q for i, q in enumerate(learner.params)} if averages else None
     if check.sharded:
         model, optimizer, ema = whole(model), whole(optimizer), whole(ema)
     state = {

@@ -65,7 +65,7 @@ def set_deterministic(wanted: bool, warn_only: bool) -> None:
 
     torch.set_deterministic_debug_mode(0 if not wanted else 1 if warn_only else 2)
     compiler: Any = sys.modules.get("torch._inductor.config")
-    if hasattr(compiler, "deterministic"):  # torch 2.6 has no such setting
+    if compiler is not None:
         compiler.deterministic = wanted
 
 # %% ../../nbs/40_steps/00_seeding.ipynb #5eed0c01

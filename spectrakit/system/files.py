@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import RequestError
-from .signals import stop_noted
 from .units import format_bytes
 
 _CHUNK = 2**24  # bytes read at once
@@ -112,13 +111,13 @@ _READER_S = 60.0  # seconds to wait for a reader of a pipe
 
 
 def _open_stream(path: Path) -> IO[bytes]:
-    "Open a device or a pipe for writing. OSError if no process reads the pipe within a minute, or a stop is asked for."
+    "Open a device or a pipe for writing. OSError if no process reads the pipe within a minute."
     until = time.monotonic() + _READER_S
     while True:
         try:
             handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
         except OSError as error:
-            if error.errno != errno.ENXIO or time.monotonic() > until or stop_noted():
+            if error.errno != errno.ENXIO or time.monotonic() > until:
                 reason = "no process reads this pipe" if error.errno == errno.ENXIO else error.strerror
                 raise OSError(error.errno, reason, str(path)) from None
             time.sleep(0.05)

@@ -6,6 +6,7 @@
 __all__ = ['regrouped', 'taken_over', 'restore_state']
 
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fcf4
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..checkpoint.frozen_base import check_base, kept_names, left_out_of, weights_hash
@@ -27,12 +28,12 @@ from ..contract.task_modules import load_held
 from ..data.fingerprint import fingerprint_change
 from ..data.order import mix_seed
 from ..distributed.fsdp import load_whole_model, optimizer_groups
-from ..distributed.outer_loop import is_of_another_optimizer
 from ..runs.resume_changes import is_allowed
 from ..runs.run_dir import read_environment
+from ..steps.part import Part
 from ..steps.schedule import repeat_epochs
 from ..steps.seeding import seed_everything
-from ..steps.state import TrainState, begin_counting, load_worker_state, names_in_groups
+from ..steps.state import TrainState, names_in_groups
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..watchdog.budget import schedule_pace
@@ -42,7 +43,9 @@ _NEEDED = {  # of a checkpoint's state.pt; what else stands there may be None
     "progress",
     "optimizer",
     "optimizer_params",
-    "outer",
+    "parts",
+    "position",
+    "lr_scale",
     "base_lrs",
     "effective_batch_size",
     "samples_per_epoch",
@@ -61,7 +64,7 @@ def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
     weights, state = s.context.broadcast(
         (load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None
     )
-    if s.outer is None:
+    if s.context.strategy != "diloco":
         return weights, state, load_state(path)[1] if s.context.is_main else None
     own = None
     for rank in range(s.context.world_size):  # one after the other: each holds a model and its optimizer
@@ -122,56 +125,15 @@ def _session_notes(s: TrainState) -> list[str]:
         if before.get(key, value) != value
     ]
 
-# %% ../../nbs/41_training/01_restore.ipynb #64e60e4b
-def _team(workers: int, shards: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}" + (f" of {shards} processes" if shards > 1 else "")
-
-
-def _why_fragments_differ(s: TrainState, path: Path, kept: dict | None) -> str | None:
-    "Why the outer loop of a checkpoint is cut in another way than this session's; None where it is not."
-    if not kept or s.outer is None or (had := kept["fragments"]) == (have := len(s.outer.loops)):
-        return None
-    return (
-        f"{path.name} was made with diloco.fragments={had}, and this run would have {have}: each fragment has an outer "
-        f"optimizer of its own. Go on with diloco.fragments={had}."
-    )
-
-# %% ../../nbs/41_training/01_restore.ipynb #5b90c3e1
-def _why_workers_differ(s: TrainState, path: Path, state: dict) -> str | None:
-    "Why the workers of this session cannot go on in the middle of a round of diloco; None where they can."
-    began, kept = state["progress"]["round_began"], state["outer"]
-    had = (kept["workers"], kept["shards"]) if kept else (0, 0)
-    have = (s.outer.count, s.outer.shards) if s.outer else (0, 0)
-    if s.outer is not None and had[0] > 1 and began < state["progress"]["step"] < s.config.diloco.warmup_steps:
-        return (
-            f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had weights of their "
-            f"own, and in a warm-up all have the same. Go on with diloco.warmup_steps={began}."
-        )
-    began = max(began, s.config.diloco.warmup_steps)
-    if had == have or not kept or state["progress"]["step"] <= began:
-        return _why_fragments_differ(s, path, kept)
-    now = f"{_team(*have)} would go on now" if s.outer else "this run has another strategy"
-    ends = [str(end) for end in (began, began + s.config.diloco.max_steps) if end]
-    edge = f"a round's end, after optimizer step {' or '.join(ends)}"
-    if (whole := path.with_name(f"step-{began:08d}")).exists():
-        edge += f", as with resume.source={whole}"
-    if "loops" in kept:
-        edge = "its last step: with diloco.fragments there is no other at which all workers have one model"
-    own = "weights of its own" if had[0] == 1 else "weights of their own"
-    again = "as many" + " and trainer.strategy.name=diloco" * (s.outer is None)
-    return (
-        f"{path.name} was saved in the middle of a round of diloco, in which {_team(*had)} had {own}, and {now}. "
-        f"Go on with {again}, or from a checkpoint of {edge}."
-    )
-
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc02
 _PART = ("data.train", "limits.max_train_batches", "limits.train_frac", "data.drop_last")
 
 
-def _why_incompatible(s: TrainState, path: Path, state: dict) -> str | None:
+def _why_incompatible(s: TrainState, path: Path, state: dict, kinds: Iterable[type[Part]]) -> str | None:
     "Why this session cannot go on from a checkpoint's state, with what would allow it; None where it can."
-    if refusal := _why_workers_differ(s, path, state):
-        return refusal
+    for kind in kinds:
+        if refusal := kind.refusal(s, path, state):
+            return refusal
     kept, here = state["effective_batch_size"], s.data.plan.effective_batch_size
     if kept != here and not _may_change(s, *BATCH_SETTINGS):
         return (
@@ -207,7 +169,7 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
     batch = state["effective_batch_size"]
     before = -(-state["samples_per_epoch"] // batch)  # steps of an epoch
     same = (batch, before) == (plan.effective_batch_size, plan.steps_per_epoch)
-    share = p.position / max(1, state["asked_steps"])
+    share = s.schedule.position / max(1, state["asked_steps"])
     if not same:
         p.window = p.window * batch // plan.effective_batch_size
         if p.window >= plan.steps_per_epoch:
@@ -221,11 +183,11 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
         left = max(0, (epochs - p.epoch) * plan.steps_per_epoch - p.window)
         s.schedule.requested_steps = s.schedule.total_steps = p.step + left
         if not same:
-            p.position = s.schedule.requested_steps * min(
+            s.schedule.position = s.schedule.requested_steps * min(
                 1.0, share
             )  # the schedule goes on where it was, and ends with the last step
     s.schedule.stride = (
-        schedule_pace(p.position, p.step, s.schedule.requested_steps, s.schedule.total_steps)
+        schedule_pace(s.schedule.position, p.step, s.schedule.requested_steps, s.schedule.total_steps)
         if s.schedule.total_steps > p.step
         else 1.0
     )
@@ -234,13 +196,14 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
 # %% ../../nbs/41_training/01_restore.ipynb #92e3f72c
 def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[str]) -> None:
     "The best result so far; forgotten where the settings watch another metric now (`requested`: its name and mode)."
-    p, saved = s.progress, (s.monitor, s.mode)
+    p, saved = s.progress, (s.goal.monitor, s.goal.mode)
     if s.context.is_main:
         drop_averages(s.checkpoints)
     if requested != saved and _may_change(s, "checkpoint.monitor", "checkpoint.mode", "data.valid"):
-        s.monitor, s.mode = requested
+        s.goal.monitor, s.goal.mode = requested
         p.best_value = p.counted_value = p.best_step = None
-        p.bad_evals, p.to_average = 0, []
+        p.bad_evals = 0
+        s.call("goal_changed")
         notes.append(
             f"best-result tracking starts over: by {requested[0]} ({requested[1]}) instead of {saved[0]} ({saved[1]})"
         )
@@ -377,7 +340,7 @@ def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> Non
         if not _may_change(s, "optimizer.lr", "optimizer.groups"):
             continue
         old = group.get("initial_lr") or (before and before[i])
-        group["lr"] = group["lr"] * (new / old) if old else new * state["progress"]["lr_scale"]
+        group["lr"] = group["lr"] * (new / old) if old else new * state["lr_scale"]
         if "initial_lr" in group:
             group["initial_lr"] = new
 
@@ -410,31 +373,6 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
         kept = taken_over(kept, today, ("base_lrs",))
     s.learner.scheduler.load_state_dict(kept)
 
-# %% ../../nbs/41_training/01_restore.ipynb #de69d6eb
-def _restore_workers(s: TrainState, state: dict, rank_state: dict | None, notes: list[str]) -> None:
-    "This worker's own weights and optimizer; at a round's end others may take over what all have in common."
-    if s.outer is None:
-        return
-    kept, own = state["outer"], (rank_state or {}).get("worker")
-    same = kept and (kept["workers"], kept["shards"]) == (s.outer.count, s.outer.shards)
-    if kept and is_of_another_optimizer(s.outer.loops[0], kept.get("loops", [kept])[0]):
-        notes.append("diloco: the outer optimizer is another one: it begins anew, with the θ that there was")
-    if same and own is not None:
-        load_worker_state(s, own)
-        return
-    if s.mid_round and kept:
-        raise RequestError(
-            f"There is no state of worker {s.context.rank} in the checkpoint, which was saved in the middle of a "
-            "round. Go on from a checkpoint of a round's end."
-        )
-    if not kept:
-        s.progress.round_began = s.progress.averaged_step = s.progress.step
-        s.outer.begin_round()
-    begin_counting(s)
-    before = _team(kept["workers"], kept["shards"]) if kept else "no rounds"
-    now = _team(s.outer.count, s.outer.shards)
-    notes.append(f"diloco: the run had {before}, and has {now} now, all with the optimizer of rank 0")
-
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc01
 def _restore_random(s: TrainState, path: Path, rank_state: dict | None, notes: list[str]) -> None:
     "This rank's random state; new ones where the checkpoint has none, as where the rank had died before it was saved."
@@ -451,26 +389,28 @@ def _restore_random(s: TrainState, path: Path, rank_state: dict | None, notes: l
         )
 
 # %% ../../nbs/41_training/01_restore.ipynb #23a2fc11
-def restore_state(s: TrainState) -> list[str]:
+def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
     """Bring a run that has been prepared to its newest whole checkpoint; returns what is not as it was, in sentences.
 
-    RequestError where there is none, or it does not fit.
+    `s`: the train state. `kinds`: of parts that may refuse the checkpoint, also those that this run has not (default:
+    those that it has). RequestError where there is none, or it does not fit.
     """
+    kinds = kinds or [type(part) for part in s.parts]
     fresh = s.progress.saved_step < 0
     path, notes = s.context.broadcast(find_checkpoint(s.checkpoints) if s.context.is_main else None)
     if path is None:
         problems = "".join(f" {note}." for note in notes)
         raise RequestError(f"There is no valid checkpoint in {s.checkpoints}.{problems} Start a new run.")
     path, weights, state, rank_state = _load_newest_readable(s, path, notes)
-    if refusal := s.context.broadcast(_why_incompatible(s, path, state) if s.context.is_main else None):
+    if refusal := s.context.broadcast(_why_incompatible(s, path, state, kinds) if s.context.is_main else None):
         raise RequestError(refusal)
-    requested = s.monitor, s.mode
+    requested = s.goal.monitor, s.goal.mode
     _load(s, path, weights, state, notes)
     done = _move_position(s, state, notes)
     if s.learner.scheduler is not None and state["scheduler"] is not None:
         _load_scheduler(s, state, done, notes)
     _restore_best(s, requested, notes)
-    _restore_workers(s, state, rank_state, notes)
+    s.load_rank_state_dict(None if rank_state is None else rank_state["parts"], notes)
     if s.learner.held is not None and rank_state is not None:
         load_held(s.learner.held, rank_state.get("task", {}))
     s.progress.saved_step = s.progress.step

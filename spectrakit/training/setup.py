@@ -36,7 +36,6 @@ from ..config.metric_direction import Direction, metric_direction
 from ..config.resolve import ignored_settings
 from ..config.schema import Config, to_dict
 from ..config.workers import MOST_AHEAD, Reading
-from ..contract.buffers import Place, is_dense, places_of, tensors_at
 from ..contract.eval_mode import in_eval_mode, left_mode
 from ..contract.given_data import as_dataset, refuse_inputs_and_targets
 from ..contract.optimizer import build_optimizer, check_optimizer, check_sparse, has_two_sets
@@ -74,7 +73,6 @@ from ..runs.events import EventLog
 from ..runs.history import has_started
 from ..runs.run_dir import read_environment, update_environment
 from ..steps.evaluation import forward_passes
-from ..steps.mixup import roles_of
 from spectrakit.steps.model import (
     base_of,
     call_datasets,
@@ -87,7 +85,7 @@ from spectrakit.steps.model import (
 from ..steps.sanity_check import PARTS, STEP_ONLY, NextProcess, SanityCheck, check_first_loss, try_contract
 from ..steps.schedule import check_plateau, check_scheduler, interval_of
 from ..steps.seeding import seed_everything
-from ..steps.state import Data, Execution, Learner, Record, Saving, Schedule, TrainState
+from ..steps.state import Data, Execution, Goal, Learner, Record, Schedule, TrainState
 from ..system.errors import RequestError, did_you_mean
 from ..trackers.registry import check_trackers
 from ..watchdog.budget import Budget, describe_budget, reserved_parts
@@ -240,16 +238,6 @@ def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
     decided = read_environment(run_dir).get("decided", {})
     return (decided["monitor"], decided["mode"]) if decided.get("monitor") and decided.get("mode") else None
 
-
-def _finite_buffers(model: Any) -> list[Place]:
-    "Return the places of floating-point buffers; not of those that hold infinities on purpose, as attention masks do."
-    import torch
-
-    def averages(b: Any) -> bool:
-        return is_dense(b) and b.is_floating_point() and bool(torch.isfinite(b).all())
-
-    return [place for place in places_of(model) if averages(place.tensor)]
-
 # %% ../../nbs/41_training/00_setup.ipynb #0bfcdfca
 def _optimizer_of(task: Any, config: Config, model: Any, later: Sequence[str], held: TaskModules | None) -> Any:
     "Return the task's own optimizer, checked, or the one that the settings name, with the parameters that are `held`."
@@ -283,13 +271,13 @@ def make_learner(  # noqa: PLR0913  what a learner is made of; the last two have
     later: Sequence[str] = (),
     held: TaskModules | None = None,
 ) -> Learner:
-    """The model with its optimizer, scheduler and averages.
+    """The model with its optimizer and scheduler.
 
     - `task`: its own `optimizer` and `scheduler` are taken, where it has them
-    - `config`: names the optimizer otherwise, and whether averages are kept
+    - `config`: names the optimizer otherwise
     - `context`: unwraps the model for the task
     - `model`: prepared, as `context.prepare` returns it
-    - `steps`: optimizer steps of the run; None: a check, without scheduler and averages
+    - `steps`: optimizer steps of the run; None: a check, without scheduler
     - `later`: names of the parameters that on_epoch lets learn later; the optimizer has them from the start
     - `held`: what the task holds beside the model; the optimizer gets its parameters, too (default: nothing)
     """
@@ -299,19 +287,7 @@ def make_learner(  # noqa: PLR0913  what a learner is made of; the last two have
     base_lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]  # no scheduler's "lr"
     scheduler = None if steps is None else _scheduler_of(task, optimizer, config, steps)
     params = [q for q in model.parameters() if q.requires_grad]
-    averages = config.training.ema_decay is not None and steps is not None
-    buffers = _finite_buffers(context.unwrap(model)) if averages and config.training.ema_buffers else []
-    return Learner(
-        model,
-        params,
-        optimizer,
-        base_lrs,
-        scheduler,
-        [q.detach().clone() for q in (*params, *tensors_at(buffers))] if averages else None,
-        interval_of(scheduler, config),
-        buffers,
-        held=held,
-    )
+    return Learner(model, params, optimizer, base_lrs, scheduler, interval_of(scheduler, config), held=held)
 
 # %% ../../nbs/41_training/00_setup.ipynb #8bda2bd7
 def _first_batch(train: Any) -> Any:
@@ -606,9 +582,6 @@ def prepare(
         batches.copies.report = partial(_note_choice, log)
     steps = total_steps(config, plan)
     fit_scalers(model, batches, context)
-    if config.training.mixup:
-        with explained(task, "targets", "on a training batch"):
-            roles_of(task, _first_batch(batches))
     if _is_lazy(model):
         with explained(task, "loss", "on a training batch"):
             check_training(task, model, batches, config.data.allow_nan)  # they get their shapes in a forward pass
@@ -662,11 +635,8 @@ def prepare(
         learner,
         Data(plan, batches, checks, read.fingerprints, again.first if again is not None else first),
         Schedule(steps, steps),
-        Record(log),
-        monitor,
-        direction.mode,
-        direction.reason,
-        saving=Saving(saved_at=time.monotonic(), weights_only=check.weights_only),
+        Record(log, saved_at=time.monotonic(), weights_only=check.weights_only),
+        Goal(monitor, direction.mode, direction.reason),
     )
     for reader in loaded.values():
         reader.workers.measuring = True  # from here on there is training between two batches
@@ -689,7 +659,7 @@ def _ignored(s: TrainState) -> list[str]:
 # %% ../../nbs/41_training/00_setup.ipynb #d1f00001
 def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
     "Why each decision was made, a sentence each."
-    mode = {"mode": s.mode_reason} if s.mode_reason else {}
+    mode = {"mode": s.goal.reason} if s.goal.reason else {}
     if s.context.device.type == "cuda":
         fused = all(group.get("fused") for group in s.learner.optimizer.param_groups)
         mode["optimizer"] = "optimizer: " + (
@@ -738,8 +708,8 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "versions": known.get("versions"),
         "auto": known.get("auto", {}),
         "ignored": [*known.get("ignored", []), *_ignored(s)],
-        "monitor": s.monitor,
-        "mode": s.mode,
+        "monitor": s.goal.monitor,
+        "mode": s.goal.mode,
         "data": s.data.fingerprints,
         "datasets_first": s.data.first,
         "parameters": sum(q.numel() for q in s.learner.params),

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from lab import LOOK, PICTURES
 from spectrakit.cell.cards import pictures_card
 from spectrakit.cell.frame import FrameContext, page
-from spectrakit.steps.pictures import as_pngs
+from spectrakit.training.parts.pictures import as_pngs
 from spectrakit.view.run_state import RunState, apply_event
 
 pytestmark = [

@@ -53,6 +53,7 @@ from spectrakit.runs.events import EventLog, last_event, read_events
 from spectrakit.steps.state import (
     Data,
     Execution,
+    Goal,
     Learner,
     Record,
     Schedule,
@@ -841,7 +842,7 @@ def state_in(folder: Path, *words: str) -> TrainState:
         Data(BatchPlan(8, 4), valid=object()),
         Schedule(99, 99),
         Record(EventLog(folder / "events.jsonl")),
-        monitor="val_loss",
+        Goal("val_loss"),
     )
 
 
@@ -887,7 +888,7 @@ def test_the_last_save_looks_at_the_disk_and_not_at_what_was_handed_over(tmp_pat
     save(s, last=True)  # it is there
     assert helpers.tree_hashes(s.checkpoints) == before
     flip_bit(s.checkpoints / "step-00000004" / "state.pt")
-    s.saving.writer = None  # as after a new start: nothing is known of the disk
+    s.record.writer = None  # as after a new start: nothing is known of the disk
     save(s, last=True)
     assert verify(s.checkpoints / "step-00000004") == []
 
@@ -895,7 +896,7 @@ def test_the_last_save_looks_at_the_disk_and_not_at_what_was_handed_over(tmp_pat
 def test_the_first_checkpoint_comes_early_and_others_by_the_clock(tmp_path):
     s = state_in(tmp_path / "run", "checkpoint.every_minutes=30", "checkpoint.first_within_minutes=5")
     s.progress.step, began = 1, time.monotonic()
-    s.timing.began = began, 0
+    s.record.began = began, 0
 
     def wanted(minutes):
         return save_due_by_clock(s, began + 60 * minutes)

@@ -354,7 +354,7 @@ def trace(run: Run) -> Trace:
         dict(zip(steps["step"], steps["loss"], strict=False)),
         dict(zip(evaluations["step"], evaluations["metrics"], strict=False)),
         load_weights(newest, ema=False),
-        [state["optimizer"], state["ema"], [state["progress"][name] for name in ("step", "epoch", "window")]],
+        [state["optimizer"], state["parts"], [state["progress"][name] for name in ("step", "epoch", "window")]],
     )
 
 

@@ -1,8 +1,6 @@
 "A device or a pipe as the file of predictions is written to, and never replaced; a folder or a socket is refused."
 
-import math
 import os
-import signal
 import socket
 import stat
 from pathlib import Path
@@ -20,7 +18,6 @@ from spectrakit.reports.run_report import report
 from spectrakit.runs.events import EventLog, EventReader, log_file
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import write_atomic
-from spectrakit.system.signals import interrupts
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
 TABLE_ROWS = 1 + 5
@@ -145,16 +142,6 @@ def test_a_pipe_in_place_of_a_log_is_not_read(tmp_path):
         EventReader(log_file(tmp_path)).poll()
     with pytest.raises(OSError, match="not a regular file"):
         EventLog(log_file(tmp_path))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_no_reader_is_waited_for_when_a_stop_was_asked_for(tmp_path, monkeypatch, number):
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("spectrakit.system.files._READER_S", math.inf)
-    with interrupts(number=number):
-        os.kill(os.getpid(), number)
-        with pytest.raises(OSError, match="no process reads this pipe"):
-            write_atomic(tmp_path / "pipe", "a page")
 
 
 ACTS = {

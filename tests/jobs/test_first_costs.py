@@ -145,7 +145,7 @@ def test_timed_steps_that_compile_count_once(monkeypatch, clock):
         if count > 2:
             took[4] += 20.0
         for each in took:
-            s.timing.pace.add(each)
+            s.record.pace.add(each)
         return sum(took)
 
     monkeypatch.setattr(measurement, "make_steps", steps)

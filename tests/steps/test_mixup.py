@@ -9,8 +9,8 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
-from spectrakit.steps.mixup import mixup_loss, roles_of
 from spectrakit.system.errors import RequestError
+from spectrakit.training.parts.mixup import mixup_loss, roles_of
 from tasks import Line
 
 pytestmark = pytest.mark.slow

@@ -328,7 +328,8 @@ def test_a_parameter_that_thaws_joins_the_moving_averages_with_its_value_of_that
         if path.name in ("step-00000004", "step-00000007", "step-00000012"):
             torch.testing.assert_close(load_weights(path)["4.weight"], mean)
     assert not torch.allclose(mean, weights["4.weight"], rtol=1e-3)
-    assert not load_state(steps[3])[0]["ema_thawed"] and len(load_state(steps[4])[0]["ema_thawed"]) == 2
+    thawed = [load_state(steps[k])[0]["parts"]["ema"]["thawed"] for k in (3, 4)]
+    assert not thawed[0] and len(thawed[1]) == 2
     for ends, name in (("trainer.max_epochs=1", "before"), ("trainer.max_epochs=2", "after")):
         train(LaterThawed(), *words, ends, name=name)
         parts = train(LaterThawed(), *words, name=name, resume=True)

@@ -9,7 +9,7 @@ import torch
 
 from spectrakit.runs.events import EventLog, read_events
 from spectrakit.system.hardware import visible_gpus
-from spectrakit.training.loop import LogPoint, RankReport, write_log_point
+from spectrakit.training.parts.logging import LogPoint, RankReport, write_log_point
 from spectrakit.training.setup import device_gib
 from spectrakit.view.run_state import RunState, apply_event
 from spectrakit.view.tiles import tiles
@@ -43,13 +43,7 @@ def test_the_tiles_show_memory_of_memory_and_an_idle_gpu(known, tmp_path, loads)
     )
     reports = [RankReport(0.5, gib, busy, 0.0, -1.0, 0.1, 0.0) for gib, busy in loads]
     context = SimpleNamespace(device=GPU, rank=0)
-    record = SimpleNamespace(trackers=SimpleNamespace(log=lambda *_: None), log=log, budget_logged_at=0.0)
-    run = SimpleNamespace(
-        context=context,
-        record=record,
-        progress=SimpleNamespace(overflows=0),
-        budget=SimpleNamespace(ends=None),
-    )
+    run = SimpleNamespace(context=context, record=SimpleNamespace(log=log), parts=(), call=lambda *_: None)
     write_log_point(run, LogPoint(7, 1, 0.5, 0.1, 640.0, {}, list), {"loss": 0.5}, reports)
     log.close()
     state = RunState("on-a-gpu")

@@ -15,7 +15,7 @@ from spectrakit.config.compose import compose
 from spectrakit.contract.loss import Loss
 from spectrakit.distributed.context import lay_out
 from spectrakit.runs.events import last_event
-from spectrakit.training import step_capture
+from spectrakit.training.parts import step_capture
 from spectrakit.training.setup import choose_compile
 from tasks import in_sanity_check
 

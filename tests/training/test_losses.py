@@ -16,7 +16,7 @@ from spectrakit.contract.loss import Loss, as_loss, check_loss, weighted_mean
 from spectrakit.contract.task import Task
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
-from spectrakit.training.loop import scale_gradients
+from spectrakit.training.window import scale_gradients
 
 WEIGHTS = torch.tensor([1.0, 9.0, 0.2], dtype=torch.float64)
 
@@ -200,6 +200,7 @@ def test_ranks_add_up_the_weights_of_a_window_in_double_precision():
     weight = nn.Parameter(torch.ones(2, dtype=torch.float64))
     weight.grad = torch.tensor([0.3, 0.7], dtype=torch.float64)
     context = SimpleNamespace(world_size=2, device=torch.device("cpu"), reduce_tensor=lambda own: own + 0.2)
-    state: Any = SimpleNamespace(outer=None, context=context, learner=SimpleNamespace(owned=[weight]))
+    learner, window = SimpleNamespace(owned=[weight]), SimpleNamespace(alone=False)
+    state: Any = SimpleNamespace(window=window, context=context, learner=learner)
     assert scale_gradients(state, 4.0, torch.tensor(0.1, dtype=torch.float64)) == pytest.approx(4 / 0.3, rel=1e-15)
     assert weight.grad.tolist() == pytest.approx([4.0, 2.8 / 0.3], rel=1e-15)

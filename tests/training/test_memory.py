@@ -14,8 +14,7 @@ from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
 from spectrakit.contract.task import Task
 from spectrakit.runs.events import columns, read_events
-from spectrakit.steps.state import TrainState
-from spectrakit.training import loop
+from spectrakit.training.parts import out_of_memory
 from tasks import in_sanity_check
 
 NO_ROOM = "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -110,12 +109,12 @@ def test_the_step_is_undone_to_the_bit(train, where):
 def test_what_the_step_had_allocated_is_free_before_it_is_trained_again(train, monkeypatch):
     task, seen = Hungry(call=3), []
 
-    def train_smaller(s: TrainState, lost):
+    def train_smaller(part, lost):
         seen.append(task.held())  # nothing was collected yet: the frames are gone with the error
-        return real(s, lost)
+        return real(part, lost)
 
-    real = loop.train_smaller
-    monkeypatch.setattr(loop, "train_smaller", train_smaller)
+    real = out_of_memory.train_smaller
+    monkeypatch.setattr(out_of_memory, "train_smaller", train_smaller)
     gc.disable()
     try:
         assert train(task, *WORDS, "trainer.max_steps=3").status == "completed"

@@ -39,9 +39,9 @@ from spectrakit.contract.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
 from spectrakit.steps.model import save_activations
 from spectrakit.steps.seeding import repeatable
-from spectrakit.steps.state import update_ema
 from spectrakit.system.errors import RequestError
-from spectrakit.training.nan_guard import slow_down
+from spectrakit.training.parts.ema import ema_stays, update_ema
+from spectrakit.training.parts.nan_guard import slow_down
 from spectrakit.training.restore import taken_over
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
@@ -447,9 +447,9 @@ def test_a_run_cut_near_an_update_that_fp16_left_out_goes_on_to_the_bit(train, c
 
 def test_an_average_on_a_gpu_stands_still_without_waiting():
     average, weights = [torch.zeros(3)], [torch.ones(3)]
-    update_ema(average, weights, 0.5, 1, torch.tensor(True))
+    update_ema(average, weights, ema_stays(0.5, 1), torch.tensor(True))
     assert average[0].tolist() == [0, 0, 0]
-    update_ema(average, weights, 0.5, 100, torch.tensor(False))
+    update_ema(average, weights, ema_stays(0.5, 100), torch.tensor(False))
     assert average[0].tolist() == [0.5, 0.5, 0.5]
 
 

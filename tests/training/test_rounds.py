@@ -218,21 +218,21 @@ def test_it_goes_on_in_the_middle_of_a_round_to_the_bit(tmp_path, more):
     found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "cut" / "checkpoints")}
     shutil.rmtree(found[12])
     state, own = load_state(found[7], 1)
-    assert own["worker"]["place"]["position"] == 7
+    assert own["parts"]["diloco"]["place"]["position"] == 7
     if "diloco.fragments=2" in more:  # the fragment that travels is kept
-        assert own["worker"]["flight"]["due"] == 8 and state["outer"]["fragments"] == 2
+        assert own["parts"]["diloco"]["flight"]["due"] == 8 and state["parts"]["diloco"]["fragments"] == 2
     else:
-        assert state["progress"]["round_began"] == 6
-    other = load_state(found[7], 0)[1]["worker"]["weights"]
-    assert not torch.equal(own["worker"]["weights"][0], other[0])  # in the middle of a round
+        assert state["parts"]["diloco"]["ledger"]["round_began"] == 6
+    other = load_state(found[7], 0)[1]["parts"]["diloco"]["weights"]
+    assert not torch.equal(own["parts"]["diloco"]["weights"][0], other[0])  # in the middle of a round
     train(tmp_path / "cut", Dropped(), *words, kind="resume")
     assert furthest(weights(tmp_path / "cut"), weights(tmp_path / "whole")) == 0.0
     last = [load_state(find_checkpoint(tmp_path / name / "checkpoints")[0], 1) for name in ("whole", "cut")]
     for (whole, of_whole), (cut, of_cut) in [last]:
-        loops = [s["outer"].get("loops", [s["outer"]]) for s in (whole, cut)]
+        loops = [s["parts"]["diloco"].get("loops", [s["parts"]["diloco"]]) for s in (whole, cut)]
         for pair in zip(*loops, strict=True):
             assert torch.equal(*(loop["optimizer"]["state"][0]["momentum_buffer"] for loop in pair))
-        inner = [o["worker"]["optimizer"]["state"][0]["exp_avg"] for o in (of_whole, of_cut)]
+        inner = [o["parts"]["diloco"]["optimizer"]["state"][0]["exp_avg"] for o in (of_whole, of_cut)]
         assert torch.equal(*inner)
 
     one = ("trainer.devices=1", "accumulate_grad_batches=4")
@@ -271,7 +271,7 @@ def test_an_inner_optimizer_of_ones_own_lives_on_over_rounds_and_a_resume(tmp_pa
     whole, (last, *_) = weights(tmp_path / "run"), checkpoints(tmp_path / "run" / "checkpoints")[::-1]
     assert last.name.endswith("12")
     for rank in range(2):
-        state = load_state(last, rank)[1]["worker"]["optimizer"]["state"]
+        state = load_state(last, rank)[1]["parts"]["diloco"]["optimizer"]["state"]
         assert {len(kept) for kept in state.values()} == {1, 3}  # Muon's momentum; a step and two averages
     shutil.rmtree(last)
     train(tmp_path / "run", ByMuon(), *words, kind="resume")
@@ -349,7 +349,7 @@ def test_fragments_in_turn_are_those_of_two_workers_by_hand(tmp_path):
     expected = in_fragments_by_hand(Curve(), compose(*BASE, *words), steps=13)
     assert furthest(weights(tmp_path / "kit"), expected) < 1e-6
     path, _ = find_checkpoint(tmp_path / "kit" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    own = [load_state(path, rank)[1]["parts"]["diloco"]["weights"] for rank in range(2)]
     assert all(torch.equal(*pair) for pair in zip(*own, strict=True))  # one model, whatever was mixed on the way
     rounds = columns(events, "round", "step", "fragment", "bytes")
     assert rounds["step"] == [4, 7, 10, 13, 13] and rounds["fragment"] == [0, 1, 0, 1, 0]  # once what has just arrived
@@ -412,7 +412,8 @@ def test_a_stop_in_the_middle_of_a_round_leaves_the_mean_of_the_workers(tmp_path
     outcome, _ = run(tmp_path / "run", Stopped(tmp_path / "run"), *words)
     assert outcome.status == "interrupted", outcome
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    ranks = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(4 if "diloco.shards=2" in words else 2)]
+    count = 4 if "diloco.shards=2" in words else 2
+    ranks = [load_state(path, rank)[1]["parts"]["diloco"]["weights"] for rank in range(count)]
     found, (name, first) = load_weights(path), next(iter(Dropped().model(None).named_parameters()))
     half = len(ranks) // 2
     workers = [torch.cat([ranks[half * w + part][0] for part in range(half)]) for w in range(2)]
@@ -486,7 +487,7 @@ def test_at_the_end_of_a_round_another_number_of_workers_goes_on(tmp_path, words
 def test_a_compressed_exchange_leaves_all_workers_with_one_model(tmp_path, form, size):
     events = train(tmp_path / "run", Thawing(), *DILOCO, "trainer.max_steps=15", f"diloco.compression={form}")
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"] for rank in range(2)]
+    own = [load_state(path, rank)[1]["parts"]["diloco"] for rank in range(2)]
     assert all(torch.equal(*pair) for pair in zip(own[0]["weights"], own[1]["weights"], strict=True))
     assert own[0]["compression"][0]["left_out"].abs().max() > 0
     assert own[0]["compression"][0]["of"].count(False) == 2  # without the layer that learns no longer
@@ -496,7 +497,7 @@ def test_a_compressed_exchange_leaves_all_workers_with_one_model(tmp_path, form,
 def test_statistics_of_batch_norm_are_those_of_all_workers(tmp_path):
     train(tmp_path / "run", Normed(), *DILOCO, "trainer.max_steps=5")
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"]["buffers"] for rank in range(2)]
+    own = [load_state(path, rank)[1]["parts"]["diloco"]["buffers"] for rank in range(2)]
     assert len(own[0]) > 0 and all(torch.equal(*pair) for pair in zip(*own, strict=True))
 
 
@@ -536,7 +537,7 @@ def test_a_frozen_base_is_neither_sent_nor_moved_and_tied_weights_count_once(tmp
     moved = {name for name, value in found.items() if not torch.equal(value, begun[name])}
     assert moved >= {"up.weight"} and not moved & {"base.weight", "base.bias", "head.weight", "head.bias"}
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    own = [load_state(path, rank)[1]["parts"]["diloco"]["weights"] for rank in range(2)]
     assert all(torch.equal(*pair) for pair in zip(*own, strict=True))
 
 
@@ -560,10 +561,10 @@ def test_an_update_that_the_scaler_leaves_out_counts_as_a_step_of_the_round(tmp_
     events = train(tmp_path / "run", Overflows(), *DILOCO, "trainer.max_steps=10")
     assert columns(events, "round", "step")["step"] == [5, 10]
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"] for rank in range(2)]
-    assert [worker["place"]["overflows"] for worker in own] == [0, 1]
-    assert [worker["scaler"]["scale"] for worker in own] == [8.0, 4.0]
-    assert all(torch.equal(*pair) for pair in zip(own[0]["weights"], own[1]["weights"], strict=True))
+    own = [load_state(path, rank)[1]["parts"] for rank in range(2)]
+    assert [parts["loss_scaling"]["overflows"] for parts in own] == [0, 1]
+    assert [parts["loss_scaling"]["scaler"]["scale"] for parts in own] == [8.0, 4.0]
+    assert all(torch.equal(*pair) for pair in zip(*(parts["diloco"]["weights"] for parts in own), strict=True))
 
 
 class Spoilt(Curve):
@@ -629,7 +630,7 @@ def test_a_worker_skips_its_own_steps_and_a_round_without_any_is_left_out_of_the
     assert all(math.isfinite(loss) for loss in columns(events, "step", "loss")["loss"])
     found = {int(path.name[-8:]): path for path in checkpoints(tmp_path / "run" / "checkpoints")}
     whole = weights(tmp_path / "run")
-    last = [load_state(found[15], rank)[1]["worker"] for rank in range(2)]
+    last = [load_state(found[15], rank)[1]["parts"]["diloco"] for rank in range(2)]
     assert [worker["place"]["left_out"] for worker in last] == [sum(r == k for r, _ in SKIPS[which]) for k in range(2)]
     shutil.rmtree(found[15])
     train(tmp_path / "run", task, *words, kind="resume")  # in the middle of the round that is left out
@@ -643,7 +644,7 @@ def test_what_is_left_out_reaches_nobody_in_any_form(tmp_path, more):
     task = Spoilt(compose(*BASE, *words), [(0, 6), *((1, step) for step in range(4, 12))])
     train(tmp_path / "run", task, *words)
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    own = [load_state(path, rank)[1]["parts"]["diloco"]["weights"] for rank in range(2)]
     assert all(torch.equal(*pair) and pair[0].isfinite().all() for pair in zip(*own, strict=True))
 
 
@@ -709,7 +710,7 @@ def test_it_stops_early_at_the_end_of_a_round_with_one_model(tmp_path):
     assert outcome.status == "early_stopped"
     assert columns(events, "eval", "step")["step"] == columns(events, "round", "step")["step"] == [5, 10, 15]
     path, _ = find_checkpoint(tmp_path / "run" / "checkpoints")
-    own = [load_state(path, rank)[1]["worker"]["weights"] for rank in range(2)]
+    own = [load_state(path, rank)[1]["parts"]["diloco"]["weights"] for rank in range(2)]
     assert all(torch.equal(*pair) for pair in zip(*own, strict=True))
 
 

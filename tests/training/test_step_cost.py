@@ -21,7 +21,9 @@ from spectrakit.distributed.context import Gathering, RunContext, create_run_con
 from spectrakit.runs.events import EventLog
 from spectrakit.steps.state import Execution
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import log_step, train_loop
+from spectrakit.training.loop import train_loop
+from spectrakit.training.parts.logging import Logging
+from spectrakit.training.parts_table import make_parts
 from spectrakit.training.setup import make_learner, prepare
 from spectrakit.watchdog.budget import Budget, TimeLimit
 
@@ -279,6 +281,7 @@ def meta_run(tmp_path):
             s = prepare(Squares(task.form), config, execution, log)
             s.task, s.data.train, s.context = task, task, device(context.accelerator, "no", {})
             s.learner = make_learner(task, config, s.context, task.model(config).to("meta"), steps=72)
+            s.parts = make_parts(s)
             with pytest.raises(Enough):
                 train_loop(s)
         return s
@@ -300,7 +303,7 @@ def test_a_step_on_a_device_waits_for_nothing_between_two_log_points(meta_run, p
     s = meta_run(task, f"training.nan_policy={policy}", device=device)
     assert s.progress.step == 20 // parts and s.record.interval.loss.is_meta
     with pytest.raises((RuntimeError, NotImplementedError)):
-        log_step(s)  # which does read it
+        next(part for part in s.parts if isinstance(part, Logging)).start()  # which does read it
 
 
 def test_an_optimizer_that_is_not_fused_has_to_be_asked_where_steps_are_skipped(meta_run):
