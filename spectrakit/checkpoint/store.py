@@ -636,7 +636,8 @@ def _read_tensors(file: Path) -> dict:
         with safe_open(file, "pt") as opened:
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  it is no mapping
             pairs = json.loads((opened.metadata() or {}).get("complex", "[]"))
-        return {name: torch.view_as_complex(t) if name in pairs else t for name, t in weights.items()}
+        # a copy: the file's numbers may begin between two multiples of 16 bytes, where complex128 may not
+        return {name: torch.view_as_complex(t.clone()) if name in pairs else t for name, t in weights.items()}
     except Exception as error:
         raise _refused(file, error) from None
 
