@@ -4594,6 +4594,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'spectrakit/kaggle/requirements.py'),
                                                 'spectrakit.kaggle.requirements._fetches_weights': ( '66_kaggle/requirements.html#_fetches_weights',
                                                                                                      'spectrakit/kaggle/requirements.py'),
+                                                'spectrakit.kaggle.requirements._first': ( '66_kaggle/requirements.html#_first',
+                                                                                           'spectrakit/kaggle/requirements.py'),
                                                 'spectrakit.kaggle.requirements._fits': ( '66_kaggle/requirements.html#_fits',
                                                                                           'spectrakit/kaggle/requirements.py'),
                                                 'spectrakit.kaggle.requirements._has_module': ( '66_kaggle/requirements.html#_has_module',

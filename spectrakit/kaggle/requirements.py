@@ -294,21 +294,31 @@ def _fetches_weights(use: Use, first: str, is_name: bool) -> str | None:
         return f"{name}() fetches weights of its encoder. Write encoder_weights=None, and load attached ones."
     return None
 
-# %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bb9
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bba
 FETCHES = re.compile(
     r"""^(huggingface_hub\.(hf_hub_download|snapshot_download|login|notebook_login)|torch\.hub\.(load|load_state_dict_from_url|download_url_to_file)
     |urllib\.request\.(urlopen|urlretrieve)|requests\.(get|post|request)|httpx\.(get|post)|gdown\.download\w*|wget\.download|nltk\.download|spacy\.cli\.download
-    |sklearn\.datasets\.fetch_\w+|.*\.utils\.get_file|kaggle\.api\.\w+|yfinance\.download)$""",
+    |sklearn\.datasets\.fetch_\w+|.*\.utils\.get_file|kaggle\.api\.\w+|yfinance\.download
+    |gensim\.downloader\.load|fasttext\.util\.download_model|seaborn\.load_dataset|(.*\.)?keras\.datasets\.\w+\.load_data)$""",
     re.X,
 )
 
 
+_MODEL_WORDS = ("pretrained_model_name_or_path", "model_name_or_path", "preset")
+
+
+def _first(use: Use) -> str:
+    "Return the text that a call is given first, or by the name of a model; empty if there is none."
+    named = [use.keywords[word] for word in _MODEL_WORDS if isinstance(use.keywords.get(word), str)]
+    return str([*use.args, *named, ""][0])
+
+# %% ../../nbs/66_kaggle/03_requirements.ipynb #b9dd0bb9
 LOCAL_READERS = ("csv", "json", "parquet", "text", "arrow", "imagefolder", "audiofolder", "pandas", "webdataset")
 
 
 def _fetches(use: Use) -> str | None:
     "Why a call needs the network, or None."
-    first, tail = str(use.args[0]) if use.args else "", use.name.rpartition(".")[2]
+    first, tail = _first(use), use.name.rpartition(".")[2]
     if use.name == "torch.hub.load" and use.keywords.get("source") == "local":
         return None
     if FETCHES.match(use.name):
@@ -368,7 +378,7 @@ def _is_in_image(kernel: Kernel, use: Use) -> bool:
 # %% ../../nbs/66_kaggle/03_requirements.ipynb #56f0deac
 def _reads_what_is_made(use: Use, made: set[str]) -> bool:
     "Whether a model or tokenizer is read from one of the folders `made`."
-    return use.name.endswith("from_pretrained") and str((*use.args, "")[0]).rstrip("/") in made
+    return use.name.endswith("from_pretrained") and _first(use).rstrip("/") in made
 
 
 def fetch_findings(kernel: Kernel) -> list[Finding]:

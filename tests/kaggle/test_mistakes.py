@@ -270,6 +270,28 @@ MISTAKES = {
         "!pip install --no-index /kaggle/input/soil/en_core_web_md.whl\nimport spacy\nspacy.load('en_core_web_md')"
         + END,
     ),
+    "a model by keyword": (
+        f"{AUTO}m = AutoModel.from_pretrained(pretrained_model_name_or_path='bert-base')" + END,
+        "asks Hugging Face",
+        f"{AUTO}x = AutoModel.from_pretrained(pretrained_model_name_or_path='/kaggle/input/soil/m')\n"
+        "x.save_pretrained('mine')\ny = AutoModel.from_pretrained(pretrained_model_name_or_path='mine')" + END,
+    ),
+    "sentence transformers by keyword": (
+        "from sentence_transformers import SentenceTransformer\nm = SentenceTransformer(model_name_or_path='m')" + END,
+        "fetches weights",
+        "from sentence_transformers import SentenceTransformer\n"
+        "m = SentenceTransformer(model_name_or_path='/kaggle/input/soil/m')" + END,
+    ),
+    "data of Keras": (
+        "from tensorflow.keras.datasets import mnist\n(a, b), c = mnist.load_data()" + END,
+        "needs the network",
+        "class mnist:\n    def load_data():\n        return (1, 2), 3\n(a, b), c = mnist.load_data()" + END,
+    ),
+    "vectors of gensim": (
+        "import gensim.downloader as api\nm = api.load('glove-wiki-gigaword-100')" + END,
+        "needs the network",
+        "from gensim.models import KeyedVectors\nm = KeyedVectors.load('/kaggle/input/soil/glove')" + END,
+    ),
     "EasyOCR": (
         "import easyocr\nr = easyocr.Reader(['ch_sim', 'en'])" + END,
         "fetches weights",
