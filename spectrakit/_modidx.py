@@ -4558,6 +4558,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'spectrakit/kaggle/mistakes.py'),
                                             'spectrakit.kaggle.mistakes.mistake_findings': ( '66_kaggle/mistakes.html#mistake_findings',
                                                                                              'spectrakit/kaggle/mistakes.py'),
+                                            'spectrakit.kaggle.mistakes.nodes_of': ( '66_kaggle/mistakes.html#nodes_of',
+                                                                                     'spectrakit/kaggle/mistakes.py'),
                                             'spectrakit.kaggle.mistakes.outside_the_rerun': ( '66_kaggle/mistakes.html#outside_the_rerun',
                                                                                               'spectrakit/kaggle/mistakes.py'),
                                             'spectrakit.kaggle.mistakes.pandas_tables': ( '66_kaggle/mistakes.html#pandas_tables',
