@@ -41,7 +41,7 @@ def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
     nodes: tuple[ast.AST, ...] = vars(tree)["nodes"]
     return nodes
 
-
+# %% ../../nbs/66_kaggle/05_mistakes.ipynb #57b2c233
 def called_name(node: ast.AST) -> str:
     "Return the last part of the name that a call calls; empty for another node."
     func = node.func if isinstance(node, ast.Call) else None
