@@ -7,6 +7,7 @@ __all__ = ['GPU_LOOK_S', 'log_due_by_clock', 'next_log_step', 'GpuLook', 'look_a
            'write_log_point', 'Logging']
 
 # %% ../../../nbs/41_training/05_parts/14_logging.ipynb #57adc076
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from ...contract.optimizer import group_rates
 from ...distributed.context import Gathering
 from ...distributed.heartbeat import LOG
 from ...steps.evaluation import averages, evaluation_due, on_host
-from ...steps.part import Boundary, Ending, Logged, Part, methods
+from ...steps.part import Boundary, End, Ending, Logged, Part, Rewind, methods
 from ...steps.schedule import replan, start_interval, step_cost, write_budget
 from ...steps.state import TrainState, save_due
 from ...watchdog.budget import usable_s
@@ -281,7 +282,8 @@ class Logging(Part):
         return True
 
     def at_end(self, ending: Ending) -> None:
-        "Write the last log point, after the one that is under way."
-        self.read()
-        self.start()
-        self.read()
+        "Write the last log point, after the one that is under way; one whose loss is not finite is left out."
+        with contextlib.suppress(End, Rewind):  # the run ends anyway
+            self.read()
+            self.start()
+            self.read()
