@@ -98,7 +98,7 @@ class Part:
         "Training begins, or goes on: do first what was due at the step from which it does."
 
     def set_up(self) -> None:
-        "Get ready, before the first step of this process, when a checkpoint was loaded."
+        "Get ready, before the first step of this process; a run that goes on has loaded its checkpoint by then."
 
     def after_start(self) -> None:
         "The start of the run is written into its log."
@@ -146,7 +146,7 @@ class Part:
         "Passes compute something else from here on, or in other pieces. `why`: in a few words"
 
     def before_update(self) -> None:
-        "From here to the step boundary nothing can be undone or saved."
+        "The update comes next: from here to the step boundary nothing can be saved."
 
     def after_step(self) -> None:
         "The optimizer has moved, and the step is counted."

@@ -219,8 +219,8 @@ class Diloco(Part):
         since = self.workers.since
         self.workers.since = [here if number in (None, k) else before for k, before in enumerate(since)]
 
-    def begin(self) -> None:
-        "Training begins, or goes on."
+    def catch_up(self) -> None:
+        "Training begins, or goes on, perhaps in the middle of a round, in which nothing is evaluated."
         self._note()
 
     def after_step(self) -> None:

@@ -9,7 +9,7 @@ __all__ = ['IDLE_STEPS', 'LossScaling']
 from collections.abc import Callable
 from typing import Any
 
-from ...steps.part import End, Logged, Part
+from ...steps.part import End, Logged, Part, methods
 from ...steps.state import TrainState, log_once
 
 # %% ../../../nbs/41_training/05_parts/03_loss_scaling.ipynb #8231eb9e
@@ -25,6 +25,7 @@ class LossScaling(Part):
 
     s: TrainState
     name = "loss_scaling"
+    looked_at = False
 
     def __init__(self, s: TrainState):
         super().__init__(s)
@@ -42,9 +43,13 @@ class LossScaling(Part):
         scale = self.scaler.scale
         return lambda loss: backward(scale(loss))
 
+    def begin(self) -> None:
+        "Find out whether other parts look at the gradients before the update."
+        self.looked_at = any(methods([part], "at_gradients") for part in self.s.parts if part is not self)
+
     def at_gradients(self) -> None:
-        "Take the scale out of the gradients, if they are looked at before the update, which does it otherwise."
-        if self.s.config.trainer.gradient_clip_val is not None:
+        "Take the scale out of the gradients, if other parts look at them; the update does it otherwise."
+        if self.looked_at:
             self.scaler.unscale_(self.s.learner.optimizer)
 
     def wrap_step(self, step: Callable[[], Any]) -> Callable[[], Any]:

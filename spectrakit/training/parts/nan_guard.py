@@ -57,6 +57,12 @@ class NanGuard(Part):
         if self.policy == "rollback":
             self.first = BuffersCopy(model, saved=False)
 
+    def at_epoch(self) -> bool:
+        "With skip keep what `on_epoch` has made of buffers, so that a bad step does not undo it."
+        if self.policy == "skip" and self.s.window.buffers is not None:
+            self.s.window.buffers.renew()
+        return False
+
     def watched_buffers(self) -> list[str]:
         "Return the names of the buffers that were finite."
         return self.finite
