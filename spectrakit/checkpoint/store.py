@@ -666,12 +666,15 @@ def _check_tensors(tree: Any, most_bytes: int) -> None:
 # %% ../../nbs/20_checkpoint/02_store.ipynb #0efdbd70
 def _load(file: Path) -> dict:
     import pickle
+    import warnings
 
     import torch
 
     try:
         check_stored(file)
-        with torch.sparse.check_sparse_tensor_invariants(True):  # left open, torch 2.11 warns of it
+        # left open, torch 2.11 warns of it; asked for, torch 2.14 warns of what it costs
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants(True):
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
             tree = torch.load(file, map_location="cpu", weights_only=True)
         _check_tensors(tree, file.stat().st_size)
     except pickle.UnpicklingError:

@@ -622,7 +622,7 @@ def test_as_many_samples_with_other_content_are_refused(here, monkeypatch, split
         resume(run, Tiny(), show=False)
 
 
-@pytest.mark.parametrize("key", ["asked_steps", "outer", "fingerprints"])
+@pytest.mark.parametrize("key", ["asked_steps", "parts", "fingerprints"])
 def test_a_state_that_lacks_a_part_is_refused_by_its_name(here, key):
     run = stopped(settings(), 3)
     (path,) = checkpoints(run.path / "checkpoints")
