@@ -136,7 +136,7 @@ def test_timed_steps_that_compile_count_once(monkeypatch, clock):
     state = SimpleNamespace(
         data=SimpleNamespace(plan=BatchPlan(64, 8), train=SimpleNamespace(plan=None)),
         context=SimpleNamespace(device=SimpleNamespace(type="cpu"), broadcast=lambda value: value, rank=0),
-        timing=SimpleNamespace(pace=Pace()),
+        record=SimpleNamespace(pace=Pace()),
     )
 
     def steps(s, count):
@@ -187,7 +187,7 @@ def training(clock: Clock, steps: list[float], expected_s: float, evaluations: l
         budget.observe("eval", seconds)
     clock.now = sum(steps) + sum(evaluations)
     return SimpleNamespace(
-        timing=SimpleNamespace(began=(0.0, 0), pace=paced(*steps)),
+        record=SimpleNamespace(began=(0.0, 0), pace=paced(*steps)),
         config=compose("trainer.check_val_every_n_steps=10"),
         progress=SimpleNamespace(step=len(steps)),
         data=SimpleNamespace(valid="valid", plan=SimpleNamespace(steps_per_epoch=10)),
