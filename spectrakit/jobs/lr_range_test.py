@@ -22,7 +22,7 @@ from ..distributed.context import BROKEN
 from ..distributed.fsdp import gradient_clip
 from ..distributed.heartbeat import STOP, TIME, set_deadline
 from ..runs.events import EventLog, log_file
-from ..steps.schedule import begin_epoch, set_lr, training_loss
+from ..steps.schedule import begin_epoch, training_loss
 from ..steps.seeding import repeatable
 from ..steps.state import Execution, TrainState
 from ..system.errors import RequestError
@@ -124,7 +124,8 @@ def step_at(s: TrainState, factor: float) -> None:
         if scaler is not None:
             scaler.unscale_(optimizer)
         gradient_clip(s.config.trainer.gradient_clip_algorithm)(s.learner.owned, clip)
-    set_lr(s, factor)
+    for group, base in zip(optimizer.param_groups, s.learner.base_lrs, strict=True):
+        group["lr"] = base * factor
     if scaler is None:
         optimizer.step()
     else:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['time_for', 'start_interval', 'write_budget', 'step_cost', 'replan', 'lr_rule', 'step_scheduler', 'training_loss',
-           'begin_epoch', 'repeat_epochs', 'interval_of', 'check_scheduler', 'counts_epochs', 'check_plateau', 'set_lr',
-           'Epochs', 'LearningRate']
+           'begin_epoch', 'repeat_epochs', 'interval_of', 'check_scheduler', 'counts_epochs', 'check_plateau', 'Epochs',
+           'LearningRate']
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #23a2fcf4
 import contextlib
@@ -274,12 +274,6 @@ def check_plateau(learner: Learner, monitor: str | None, mode: str) -> None:
             f"{'smaller' if mode == 'min' else 'larger'}. Make it with mode={mode!r}, or choose another metric "
             "with checkpoint.monitor."
         )
-
-# %% ../../nbs/40_steps/05_schedule.ipynb #d4e14397
-def set_lr(s: TrainState, factor: float) -> None:
-    "Give every parameter group its base rate times `factor`."
-    for group, base in zip(s.learner.optimizer.param_groups, s.learner.base_lrs, strict=False):
-        group["lr"] = base * factor * s.schedule.scale
 
 # %% ../../nbs/40_steps/05_schedule.ipynb #01d63339
 class Epochs(Part):

@@ -6,8 +6,8 @@
 __all__ = ['EMPTY', 'Progress', 'Learner', 'names_in_groups', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record',
            'Requests', 'Goal', 'Window', 'TrainState', 'resulting_model', 'TwoSets', 'save_due', 'first_saves_s',
            'writer_of', 'average_plan', 'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'own_parts_of',
-           'step_sum', 'gpu_generator', 'note_random_state', 'state_at', 'left_out', 'submit_snapshot', 'save',
-           'finish_saving', 'finish_mirror']
+           'step_sum', 'gpu_generator', 'state_at', 'left_out', 'submit_snapshot', 'save', 'finish_saving',
+           'finish_mirror']
 
 # %% ../../nbs/40_steps/03_state.ipynb #23a2fcf4
 import contextlib
@@ -445,16 +445,6 @@ def gpu_generator(device: Any) -> Any:
     import torch
 
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-
-
-def note_random_state(s: TrainState, draws: Any) -> None:
-    "A step boundary: note where torch's generators are. `draws`: that of the GPU, or None."
-    import torch
-
-    s.window.rng_state = (
-        torch.default_generator.get_state(),
-        None if draws is None else (draws.initial_seed(), draws.get_offset()),
-    )
 
 
 def state_at(generator: Any, position: tuple[int, int]) -> Any:

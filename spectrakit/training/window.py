@@ -17,7 +17,7 @@ from ..data.loaders import MicroBatch
 from ..distributed.fsdp import scale
 from ..steps.part import Part, methods
 from ..steps.schedule import training_loss
-from ..steps.state import TrainState, gpu_generator, note_random_state
+from ..steps.state import TrainState, gpu_generator
 
 # %% ../../nbs/41_training/03_window.ipynb #ae63cd6e
 def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
@@ -130,7 +130,7 @@ class StepBoundary(Part):
         if asked:
             s.window.buffers = BuffersCopy(with_held(s.task, s.context.unwrap(s.learner.model)), max(asked))
         if s.window.rng_state is None:
-            note_random_state(s, self.draws)
+            self.after_step()
         s.window.undoable = True
 
     def after_step(self) -> None:

@@ -29,7 +29,6 @@ from spectrakit.distributed.fsdp import (
     shard,
     shard_by_accelerate,
     whole,
-    whole_optimizer_state,
 )
 from spectrakit.system.errors import RequestError
 
@@ -194,7 +193,7 @@ def far(found, expected) -> float:
 
 def result(model, optimizer, grads=()) -> dict:
     "What a checkpoint would hold, and the gradients."
-    state = whole_optimizer_state(optimizer)
+    state = whole(optimizer.state_dict())
     return {"grads": list(grads), "model": whole(model.state_dict()), "optimizer": state}
 
 

@@ -131,19 +131,24 @@ def make_workers(s: TrainState) -> Workers:
         workers.group = _group_beside(s) if workers.count > 1 else workers.group
     return workers
 
+# %% ../../../nbs/41_training/05_parts/11_diloco.ipynb #5a4769d6
+def _mean(vector: Any, count: int, group: Any) -> Any:
+    "The mean of a vector over `count` processes, in place. All of the `group` call it."
+    if count > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(vector, group=group)
+        vector.div_(count)
+    return vector
+
 # %% ../../../nbs/41_training/05_parts/11_diloco.ipynb #82191a71
 def _mean_of_workers(s: TrainState, workers: Workers) -> list | None:
     """The mean of the weights that workers have now, a vector for each fragment; None where it is not finite. All of
     them call it.
     """
     import torch
-    import torch.distributed as dist
 
-    vectors = [flat(loop.params) for loop in workers.loops]
-    if workers.count > 1:
-        for vector in vectors:
-            dist.all_reduce(vector, group=workers.group)
-            vector.div_(workers.count)
+    vectors = [_mean(flat(loop.params), workers.count, workers.group) for loop in workers.loops]
     bad = s.context.sum_of_shards(float(not all(torch.isfinite(vector).all() for vector in vectors)))
     return None if bad else vectors
 
@@ -378,26 +383,6 @@ def outer_lr(d: "Diloco") -> float:
     schedule = None if c.outer_lr_schedule == "none" else c.outer_lr_schedule
     return c.outer_lr * outer_lr_factor(schedule, began / max(1, d.s.schedule.total_steps - c.warmup_steps))
 
-# %% ../../../nbs/41_training/05_parts/11_diloco.ipynb #5a4769d6
-def _mean(workers: Workers, vector: Any) -> Any:
-    "The mean of a vector over all workers, in place."
-    if workers.count > 1:
-        import torch.distributed as dist
-
-        dist.all_reduce(vector, group=workers.group)
-        vector.div_(workers.count)
-    return vector
-
-
-def _mean_of_all(context: RunContext, vector: Any) -> Any:
-    "The mean of a vector over all processes, in place."
-    if context.world_size > 1:
-        import torch.distributed as dist
-
-        dist.all_reduce(vector, group=context.group)
-        vector.div_(context.world_size)
-    return vector
-
 # %% ../../../nbs/41_training/05_parts/11_diloco.ipynb #9ba5729c
 def weight_in_mean(d: "Diloco", number: int) -> float | None:
     """With nan_policy=skip what this worker's share of a fragment is multiplied by in the mean: 1 where all have made
@@ -410,7 +395,7 @@ def weight_in_mean(d: "Diloco", number: int) -> float | None:
 
     finite = bool(torch.isfinite(pseudo_gradient(workers.loops[number])).all())
     made = d.updates_made(number) if s.context.sum_of_shards(float(not finite)) == 0 else 0
-    total = _mean(workers, torch.tensor([float(made)], dtype=torch.float64)).item()
+    total = _mean(torch.tensor([float(made)], dtype=torch.float64), workers.count, workers.group).item()
     return made / total if total else None
 
 # %% ../../../nbs/41_training/05_parts/11_diloco.ipynb #de251828
@@ -419,7 +404,7 @@ def _mean_of_rounds(workers: Workers, number: int, vector: Any, weight: float = 
     if weight != 1:
         vector = vector.mul_(weight) if weight else vector.zero_()
     if not workers.compressions or workers.count == 1:
-        return _mean(workers, vector)
+        return _mean(vector, workers.count, workers.group)
     workers.compressions[number].begin(workers.loops[number].sent)
     return compressed_mean(vector, workers.compressions[number], workers.count, workers.group)
 
@@ -461,7 +446,8 @@ def _merge_buffers(d: "Diloco", weight: float | None) -> None:
     s, workers = d.s, d.workers
 
     def mean(vector: Any) -> Any:
-        return _mean_of_all(s.context, vector if weight is None else vector.mul_(weight))
+        own = vector if weight is None else vector.mul_(weight)
+        return _mean(own, s.context.world_size, s.context.group)
 
     merge_buffers(tensors_at(workers.places), workers.before, mean, partial(_largest, s.context))
     workers.note_buffers()
