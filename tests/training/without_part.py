@@ -73,13 +73,15 @@ class Points(Task):
     def pictures(self, predictions):
         return {}
 
+    def asked(self) -> int:
+        return int(bool(self.stops) and self.seen >= self.stops)
+
 
 def trained(folder: Path, task: Task, resume: bool = False) -> tuple[str, list, dict]:
     folder.mkdir(exist_ok=True)
     config = compose(*SETTINGS)
     context = create_run_context(config, detect({"PATH": ""}, shell=""))
-    stop = lambda: int(bool(task.stops) and task.seen >= task.stops)  # noqa: E731  a line for a flag
-    execution = Execution(context, folder, Budget(TimeLimit(None, 0.0, "none")), stop)
+    execution = Execution(context, folder, Budget(TimeLimit(None, 0.0, "none")), task.asked)
     status, reason = train_run(task, config, execution, resume)
     events = read_events(folder / "events.jsonl")
     losses = [(event["step"], event["loss"]) for event in events if event["type"] == "step"]
