@@ -259,7 +259,10 @@ def unexplained_parameters(node: ast.AST, owner: ast.ClassDef | None = None) -> 
     text = ast.get_docstring(node) or ""
     if owner is not None and node.name == "__init__":
         text += ast.get_docstring(owner) or ""
-    return [f"{node.name}: {name}" for name in names if len(names) > 3 and f"`{name}`" not in text]
+    told = {
+        name for name in names if f"`{name}`" in text or re.search(rf"^ +\**{name}(, \w+)*( \(.*?\))?: ", text, re.M)
+    }
+    return [f"{node.name}: {name}" for name in names if len(names) > 3 and name not in told]
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -271,6 +274,10 @@ def test_a_public_function_of_more_than_three_parameters_explains_each(name):
 def test_a_parameter_without_a_word_is_noticed():
     tree = ast.parse('def f(a, b, *, c, **d):\n    "`a`, `b` and `d`."\ndef _g(a, b, c, d): ...')
     assert [line for node in tree.body for line in unexplained_parameters(node)] == ["f: c"]
+    google = ast.parse(
+        'def f(a, b, *c, **d):\n    """Add.\n\n    Args:\n        a: One.\n        *c: Two.\n        **d: 3.\n    """'
+    )
+    assert [line for node in google.body for line in unexplained_parameters(node)] == ["f: b"]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPORTED if name.split(".")[1] in LIGHT])
