@@ -56,7 +56,7 @@ def test_fields_of_mixed_languages(here, tmp_path):
     lines(tmp_path / "parts/b.jsonl", {"texto": "four five six"})
     said = refused(here, f"task.data={tmp_path / 'parts'}")
     assert (
-        "b.jsonl, row 1, has no field 'text'; it has 'texto'." in said and "text_field=[text,texto] takes both" in said
+        "b.jsonl, row 1, has no field 'text'; it has 'texto'." in said and "text_field=[text,texto] uses both" in said
     )
     config = compose(
         f"task.model={here / 'tiny'}",
@@ -93,7 +93,7 @@ def test_an_empty_split_and_mixed_formats(here, tmp_path):
     assert "the corpus is too small" in refused(here, saved)
     assert "a.jsonl is empty" in refused(here, lines(tmp_path / "a.jsonl"))
     (tmp_path / "none").mkdir()
-    assert "holds no texts" in refused(here, f"task.data={tmp_path / 'none'}")
+    assert "has no text files" in refused(here, f"task.data={tmp_path / 'none'}")
     lines(tmp_path / "mixed.jsonl", {"text": "one"})
     (tmp_path / "mixed.txt").write_text("one two\n")
     assert "mixes formats" in refused(here, f"task.data={tmp_path}")
@@ -122,7 +122,7 @@ def test_while_offline_the_hub_is_not_tried_again_and_again(here, monkeypatch):
 
 
 def test_model_and_tokenizer(here, tmp_path):
-    assert "task.seq_len=129 is more than the 128 positions" in refused(here, "task.seq_len=129")
+    assert "task.seq_len=129 exceeds the 128 positions" in refused(here, "task.seq_len=129")
     tiny_lm.save_model(tmp_path / "endless")
     tiny_lm.save_tokenizer(tmp_path / "endless", end=None)
     said = refused(here, f"task.model={tmp_path / 'endless'}")
@@ -155,19 +155,21 @@ def test_weights_that_are_not_what_they_should_be(here, tmp_path, capfd):
     pickled = spoiled(here, tmp_path, "pickled")
     (tmp_path / "pickled/model.safetensors").unlink()
     torch.save({"w": Foreign()}, tmp_path / "pickled/pytorch_model.bin")
-    assert "hold more than tensors, and that is not executed; take weights that are saved as" in refused(here, pickled)
+    assert "its weights contain more than tensors, which is not executed; use weights that are saved as" in refused(
+        here, pickled
+    )
     lacking, name = spoiled(here, tmp_path, "lacking"), "model.layers.0.mlp.down_proj.weight"
     kept = {key: value for key, value in load_file(here / "tiny/model.safetensors").items() if key != name}
     save_file(kept, tmp_path / "lacking/model.safetensors", {"format": "pt"})
-    assert f"1 that the model has are not there ({name}), and would be random" in refused(here, lacking)
+    assert f"1 of the model are missing ({name}), and would be random" in refused(here, lacking)
     torn = spoiled(here, tmp_path, "torn")
     (tmp_path / "torn/model.safetensors").write_bytes((here / "tiny/model.safetensors").read_bytes()[:-900])
     assert "cannot be read" in refused(here, torn)
     other = spoiled(here, tmp_path, "other", hidden_size=64)
-    assert "its weights have other shapes than its config.json says" in refused(here, other)
+    assert "the shapes of its weights differ from its config.json" in refused(here, other)
     code = {"model_type": "strange", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
-    assert "Python code of its own, which is not executed" in refused(here, spoiled(here, tmp_path, "own", **code))
-    assert "T5Config is no causal language model" in refused(here, spoiled(here, tmp_path, "t5", model_type="t5"))
+    assert "it contains Python code, which is not executed" in refused(here, spoiled(here, tmp_path, "own", **code))
+    assert "T5Config is not a causal language model" in refused(here, spoiled(here, tmp_path, "t5", model_type="t5"))
     assert "executed\n" not in capfd.readouterr().out
 
 
@@ -175,11 +177,11 @@ def test_a_folder_without_a_tokenizer_and_one_of_adapters(here, tmp_path):
     bare = spoiled(here, tmp_path, "bare")
     for file in (tmp_path / "bare").glob("token*"):
         file.unlink()
-    assert "it holds no tokenizer that the installed packages read; write one there" in refused(here, bare)
+    assert "it has no tokenizer that the installed packages can read; save one there" in refused(here, bare)
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters/adapter_config.json").write_text("{}")
     said = refused(here, f"task.model={tmp_path / 'adapters'}")
-    assert "holds adapters, and not the model that they were made for" in said and "lm export" in said
+    assert "has adapters without the model that they were made for" in said and "lm export" in said
 
 
 def test_rows_that_are_nearly_texts(here, tmp_path):
@@ -196,7 +198,7 @@ def test_rows_that_are_nearly_texts(here, tmp_path):
     empty = lines(tmp_path / "empty.jsonl", *({"text": ""} for _ in range(9)))
     assert "empty.jsonl has no text: in its first 9 rows text (str) is empty" in refused(here, empty)
     chat = lines(tmp_path / "chat.jsonl", *({"messages": [{"role": "user", "content": "one"}]} for _ in range(9)))
-    assert "by the model's chat template" in refused(here, chat)
+    assert "apply the model's chat template" in refused(here, chat)
 
 
 def test_tables_as_spreadsheets_write_them(here, tmp_path):
@@ -234,7 +236,7 @@ def test_lines_are_not_counted_for_rows_that_are_left_out(tmp_path, monkeypatch)
     ("word", "said"),
     [
         ("task.template='{text'", "cannot be filled (expected '}' before end of string)"),
-        ("task.template='{text.upper}'", "cannot be filled (only whole fields can be put in)"),
+        ("task.template='{text.upper}'", "cannot be filled (only whole fields are supported)"),
         ("task.template='{}'", "cannot be filled"),
         ("task.text_field=5", "it needs a text, or several"),
         ("task.prompts=[1,2]", "it needs a text, or several"),
@@ -333,7 +335,7 @@ def test_a_shard_that_is_torn_while_it_is_read_ends_the_run_with_its_checkpoint(
     words = (f"task.model={here / 'tiny'}", f"task.data={parts}", "task.seq_len=32", "task.valid=none")
     words = (*words, "data.shuffle=false", "data.micro_batch_size=4", "checkpoint.every_n_steps=2")
     done = trainer_in(tmp_path)(Tears(), *words, "trainer.max_steps=40", "optimizer.name=adamw")
-    assert done.status == "failed" and "part-001.parquet is no whole Parquet file" in done.reason
+    assert done.status == "failed" and "part-001.parquet is not a complete Parquet file" in done.reason
     steps = done.column("step", "step")
     assert len(steps) > 10, "what was read before is learned from"
     assert find_checkpoint(tmp_path / "run/checkpoints")[0].name == f"step-{steps[-1]:08d}"
@@ -362,12 +364,12 @@ def test_a_model_that_names_code_of_others_is_refused_before_it_is_read(tmp_path
     file.write_text(json.dumps({**json.loads(file.read_text()), **entry}))
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # it would raise TypeError
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", None)
-    with pytest.raises(RequestError, match="asks for code of others"):
+    with pytest.raises(RequestError, match="selects foreign code"):
         load_model(str(tmp_path / "model"), pretrained)
 
 
 def test_an_attention_of_the_hub_is_refused(tmp_path):
     tiny_lm.save_model(tmp_path / "model")
-    with pytest.raises(RequestError, match="attention='owner/kernel' is not known"):
+    with pytest.raises(RequestError, match="attention='owner/kernel' is unknown"):
         load_model(str(tmp_path / "model"), attention="owner/kernel")
     assert load_model(str(tmp_path / "model"), attention="eager").config._attn_implementation == "eager"

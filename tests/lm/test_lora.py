@@ -193,8 +193,8 @@ def test_the_command_line_trains_exports_and_both_forms_load(tmp_path, corpus):
         assert torch.equal(alone.eval()(input_ids=ids).logits, wanted)
         torch.testing.assert_close(merged.eval()(input_ids=ids).logits, wanted, rtol=0, atol=1e-5)
     assert sum(path.stat().st_size for path in (tmp_path / "adapters").glob("*.safetensors")) < 8 * ADAPTERS
-    with pytest.raises(RequestError, match="holds something that is no exported model"):
+    with pytest.raises(RequestError, match="has files of no exported model"):
         export(folder, corpus)
-    with pytest.raises(RequestError, match="is the model that the run was begun with"):
+    with pytest.raises(RequestError, match="is the base model of the run"):
         export(folder, corpus / "tiny")
     assert (corpus / "tiny/model.safetensors").exists()

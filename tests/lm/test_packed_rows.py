@@ -74,6 +74,6 @@ def test_the_tokens_that_are_left_out_are_told(tmp_path, lengths, seq_len):
     dropped = sum(max(0, n - min(seq_len, 64)) for n in lengths_of)
     told = task.datasets(cfg)[0].described
     if lengths == "packed":
-        assert "leaves out" not in told
+        assert "drops" not in told
     else:
-        assert f"task.splits=false leaves out {dropped} of {sum(lengths_of)} tokens" in told
+        assert f"task.splits=false drops {dropped} of {sum(lengths_of)} tokens" in told

@@ -128,13 +128,13 @@ def test_splits_are_told_by_the_names_of_files_and_folders(here, tmp_path, names
     [
         ("english", "has no part 'english'.*there are german.*folder"),
         ("germn", "Did you mean 'german'"),
-        ("validation", "has no split 'validation'.*there is train"),
+        ("validation", "has no split 'validation'.*names give train"),
         ("test[:3]", "has no split 'test'"),
-        ("train[:500]", r"asks for rows that are not there: data has 6 of 'train'"),
-        ("train[6:]", "asks for rows that are not there"),
-        ("train[4:2]", "asks for rows that are not there"),
-        ("train[5]", r"'train\[5\]' names no part of a data set"),
-        ("train[a:b]", "names no part of a data set"),
+        ("train[:500]", r"selects rows that do not exist: data has 6 in 'train'"),
+        ("train[6:]", "selects rows that do not exist"),
+        ("train[4:2]", "selects rows that do not exist"),
+        ("train[5]", r"'train\[5\]' is not a part of a data set"),
+        ("train[a:b]", "is not a part of a data set"),
         ("../other", "has no part '../other'"),
     ],
 )
@@ -170,7 +170,7 @@ def test_saved_data_sets_are_cut_and_refused_in_the_same_words(here, tmp_path):
         assert read(here, tmp_path / "both", subset) == list(wanted), subset
     assert read(here, tmp_path / "alone", "train[2:4]") == [2, 3]
     for data, subset in (("both", "german"), ("both", "validation"), ("alone", "english"), ("both", "train[:99]")):
-        with pytest.raises(RequestError, match="has no split|more are asked for"):
+        with pytest.raises(RequestError, match="has no split|fewer than requested"):
             read(here, tmp_path / data, subset)
 
 

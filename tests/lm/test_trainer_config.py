@@ -253,6 +253,6 @@ def test_a_place_for_the_model_that_is_taken_is_refused_before_the_training(tmp_
     (tmp_path / "final/config.json").write_text("{}")
     (tmp_path / "final/notes.txt").write_text("mine")
     config = TrainerConfig("./nowhere", "./nothing", output_dir=str(tmp_path))  # a run would refuse these
-    with pytest.raises(RequestError, match="holds something that is no exported model"):
+    with pytest.raises(RequestError, match="has files of no exported model"):
         config.fit(show=False)
     assert [path.name for path in tmp_path.iterdir()] == ["final"] and (tmp_path / "final/notes.txt").exists()
