@@ -78,7 +78,7 @@ def test_a_data_set_that_grows_is_read_as_far_as_it_went_and_that_is_said_once(t
     task.rows.length = 8
     run = train(task, *PARTS, "trainer.max_epochs=3", "data.shuffle=true", name="a")
     said = [e["text"] for e in run.events if e["type"] == "message" and "at the start" in e["text"]]
-    assert said == ["the data set has 12 samples now, and had 8 at the start: the first 8 are read"]
+    assert said == ["the data set has 12 samples now, and had 8 at the start: only the first 8 are read"]
     plain = Changing()
     plain.rows.length = 8
     plain = train(plain, *PARTS, "trainer.max_epochs=3", "data.shuffle=true", name="b")
