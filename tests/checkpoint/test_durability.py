@@ -187,7 +187,7 @@ def test_a_file_that_was_cut_is_found_by_its_size_without_reading_it(tmp_path):
     save(tmp_path, 1)
     file = tmp_path / "step-00000001" / "rank-00000.pt"
     file.write_bytes(file.read_bytes()[:-1])
-    wrong = ["step-00000001/rank-00000.pt has another size than its manifest says"]
+    wrong = ["step-00000001/rank-00000.pt has another size than in its manifest"]
     assert verify(file.parent, hashes=False) == wrong
 
 

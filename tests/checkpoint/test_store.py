@@ -751,7 +751,7 @@ def test_a_copy_that_does_not_equal_its_manifest_is_not_given_a_name(tmp_path):
     one, two = write(tmp_path / "run", 1, 2)
     mirror_checkpoint(one, tmp_path / "mirror")
     flip_bit(two / "state.pt")
-    with pytest.raises(CheckpointError, match=r"the copy of step-00000002 is not whole: .*state.pt is damaged"):
+    with pytest.raises(CheckpointError, match=r"the copy of step-00000002 is damaged: .*state.pt is damaged"):
         mirror_checkpoint(two, tmp_path / "mirror")
     assert (
         sorted(p.name for p in (tmp_path / "mirror").iterdir()) == ["LATEST", "step-00000001"]
@@ -1002,7 +1002,7 @@ def test_a_damaged_best_does_not_keep_the_newest_from_being_copied(tmp_path):
     shutil.rmtree(tmp_path / "drive", ignore_errors=True)
     give(k, 2, "last", mebibytes=0.01)
     k.close()
-    assert names(mirrored(k, tmp_path / "drive")) == [2] and "step-00000001 is not whole" in messages(k)[-1]
+    assert names(mirrored(k, tmp_path / "drive")) == [2] and "step-00000001 is damaged" in messages(k)[-1]
 
 
 def test_a_session_leaves_its_run_in_the_second_folder(tmp_path):
