@@ -364,7 +364,7 @@ def test_the_notebook_runs_as_kaggle_runs_it(call, here):
     )
     assert (
         call("init", "first-kernel", "--owner", "ada", "--task", "mine.py:Mine")[0] == 0
-        and "It learns from random numbers" in call("check", "first-kernel")[1]
+        and "It trains on random numbers" in call("check", "first-kernel")[1]
     )
     working = here / "working"
     working.mkdir()
@@ -517,7 +517,7 @@ TRAPS: list[tuple[str, dict, tuple[str, str, str], str, dict]] = [
     (
         "import kagglehub\nkagglehub.model_download('a/b')",
         {},
-        ("offline", "warning", "without end"),
+        ("offline", "warning", "hangs if it does"),
         "import kagglehub\nprint(kagglehub.__version__)",
         {},
     ),
@@ -580,7 +580,7 @@ TRAPS: list[tuple[str, dict, tuple[str, str, str], str, dict]] = [
     (
         "import pandas as pd\npd.DataFrame().to_csv('submission.csv', index=False)",
         CUP,
-        ("submission", "warning", "nothing reads it"),
+        ("submission", "warning", "never read"),
         "import pandas as pd\npd.read_csv('/kaggle/input/soil/train.csv').to_csv('submission.csv', index=False)",
         CUP,
     ),

@@ -109,7 +109,7 @@ def test_a_fresh_folder_passes_the_check_and_what_learns_from_random_numbers_doe
         push_kernel("soil-first", anyway=False)
     call("init", "first-try", "--owner", "ada")
     status, out, _ = call("check", "first-try")
-    assert status == 1 and "It learns from random numbers" in out and "1 error" in out
+    assert status == 1 and "It trains on random numbers" in out and "1 error" in out
 
 
 def test_the_competitions_metric_is_written_in_and_checked(call, here):

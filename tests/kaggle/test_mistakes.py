@@ -91,18 +91,18 @@ MISTAKES = {
     "a process that is spawned": (
         "import torch.multiprocessing as mp\ndef f(r): pass\nmp.set_start_method('spawn')\nmp.Process(target=f).start()"
         + END,
-        "cannot start a cell's function",
+        "cannot start a function of a cell",
         "import multiprocessing as mp\ndef f(r): pass\nmp.Process(target=f).start()\nmap(f, [1])" + END,
     ),
     "a pool that is spawned": (
         "import multiprocessing as mp\ndef f(r): pass\nwith mp.get_context('spawn').Pool(2) as p:\n    p.map(f, [1])"
         + END,
-        "cannot start a cell's function",
+        "cannot start a function of a cell",
         "import multiprocessing as mp\ndef f(r): pass\nwith mp.Pool(2) as p:\n    p.map(f, [1])" + END,
     ),
     "a script of the shell": (
         "!bash run.sh" + END,
-        "run.sh is not there",
+        "run.sh is missing on Kaggle",
         "%%writefile run.sh\nls\n---\n" + WRITE + "---\n!bash run.sh" + END,
     ),
     "spacy download": ("!python -m spacy download en_core_web_lg" + END, "needs the network", "import spacy" + END),
@@ -183,7 +183,7 @@ MISTAKES = {
     ),
     "np.float": (
         "import numpy as np\nx = sub['y'].astype(np.float)" + END,
-        "numpy.float is",
+        "numpy.float was",
         "import numpy as np\nx = np.float32(1)" + END,
     ),
     "np.NaN": ("import numpy as np\nx = np.NaN" + END, "Use numpy.nan", "import numpy as np\nx = np.nan" + END),
@@ -203,20 +203,20 @@ MISTAKES = {
         "no longer takes",
         "import lightgbm as lgb\nm = lgb.train({}, None, callbacks=[lgb.early_stopping(9)])" + END,
     ),
-    "%run": ("%run helper.py" + END, "is not there", "%%writefile helper.py\nx = 1\n---\n%run helper.py" + END),
+    "%run": ("%run helper.py" + END, "is missing on Kaggle", "%%writefile helper.py\nx = 1\n---\n%run helper.py" + END),
     "torchrun": (
         "!torchrun --nproc_per_node 2 train.py" + END,
-        "is not there",
+        "is missing on Kaggle",
         "!cp /kaggle/input/code/train.py .\n!torchrun --nproc_per_node 2 train.py" + END,
     ),
     "accelerate launch": (
         "!accelerate launch --num_processes 2 run.py" + END,
-        "is not there",
+        "is missing on Kaggle",
         "!accelerate launch /kaggle/input/code/run.py" + END,
     ),
     "spawn": (
         "import torch.multiprocessing as mp\ndef train(rank):\n    pass\nmp.spawn(train, nprocs=2)" + END,
-        "cannot start a cell's function",
+        "cannot start a function of a cell",
         "import torch.multiprocessing as mp\nfrom helpers import train\nmp.spawn(train)" + END,
     ),
     "imshow": ("import cv2\ncv2.imshow('a', None)" + END, "no screen", "import cv2\ncv2.imread('a.png')" + END),

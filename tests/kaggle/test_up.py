@@ -140,7 +140,7 @@ def test_no_score_is_told_where_an_earlier_one_could_be_taken_for_it(kaggle, tmp
     kernel.mkdir()
     (kernel / "kernel-metadata.json").write_text(json.dumps({"id": "ada/k", "competition_sources": ["soil-2026"]}))
     assert submit_kernel(kernel, Submission("first", version=3, poll_s=0)) == ""
-    assert "which score is its own is not known" in capsys.readouterr().out
+    assert "its score cannot be identified" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("message", [" first ", "first\n", "a\nlong one " + "x" * 600])
@@ -211,7 +211,10 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     there = {"datasets_status": ["ready"]}
     kaggle.answers(**there, kernels_status=[ended("CANCEL_ACKNOWLEDGED")])
     cut = run_cli(tmp_path, "kaggle", "up", "soil-first")
-    assert cut.returncode == 1 and "The same command pushes the kernel once more, and it begins anew" in cut.stderr
+    assert (
+        cut.returncode == 1
+        and "The same command pushes the kernel once more, and it starts from the beginning" in cut.stderr
+    )
     assert "spectrakit kaggle up soil-first --keep" in cut.stderr and "watchdog.limit" not in cut.stderr
     kaggle.answers(**there, kernels_status=[ended("ERROR", "exceeded the maximum allowed execution duration")])
     late = run_cli(tmp_path, "kaggle", "up", "soil-first", "--again")
@@ -234,7 +237,7 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
 def test_what_a_version_has_left_is_attached_to_the_next_one(tmp_path, kaggle, made):
     begin(tmp_path, made)
     none = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")
-    assert none.returncode == 2 and "nothing to keep" in none.stderr and not (kaggle.folder / "asked.txt").exists()
+    assert none.returncode == 2 and "no output to keep" in none.stderr and not (kaggle.folder / "asked.txt").exists()
 
     new = GOOD["datasets status"][:2]  # the wheels are there, the other data set is not
     kaggle.answers(datasets_status=["ready"], kernels_status=[ended("CANCEL_ACKNOWLEDGED")])
