@@ -24,7 +24,7 @@ TRAIN_WHOLE_MODELS = [
 # A quick one of each package, for `make test-fast`; whoever works on another one runs its cells with nbdev_test.
 QUICK = (
     "00_system/02_units",
-    "00_system/04_platforms/21_platform",
+    "00_system/04_platforms/03_platform",
     "10_config/01_schema",
     "20_checkpoint/02_store",
     "21_distributed/01_heartbeat",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.heartbeat import checkpoint_file, stop_file
-from ..system.platforms.local import is_attended
+from ..system.platforms.base import is_attended
 
 # %% ../../nbs/56_cell/03_buttons.ipynb #bbb6249c
 def can_receive_clicks(kernel: Any, environ: Mapping[str, str] | None = None) -> bool:

@@ -52,7 +52,7 @@ from spectrakit.kaggle.traps import (
 )
 from ..system.errors import RequestError
 from ..system.files import checked_path
-from ..system.platforms.kaggle import LONGEST_S, USUAL_S
+from ..system.platforms.kinds import KAGGLE_LIMIT_S, KAGGLE_LONGEST_S
 from ..system.units import format_bytes, format_duration, parse_duration
 
 # %% ../../nbs/66_kaggle/06_check.ipynb #35c6ebd5
@@ -269,15 +269,15 @@ def _limit_finding(use: Use, limit: Any, longest_s: float, timeout_s: float | No
     if timeout_s and limit_s >= timeout_s:
         text = f"The run may take {limit}, and this push ends it after {format_duration(timeout_s)}. Write less."
         return finding(level_of(use), text)
-    if limit_s > USUAL_S:
-        text = f"The run may take {limit}; most competitions end a notebook after {format_duration(USUAL_S)}."
+    if limit_s > KAGGLE_LIMIT_S:
+        text = f"The run may take {limit}; most competitions end a notebook after {format_duration(KAGGLE_LIMIT_S)}."
         return finding("warning", text)
     return None
 
 # %% ../../nbs/66_kaggle/06_check.ipynb #986b0703
 def time_findings(kernel: Kernel, timeout_s: float | None = None) -> list[Finding]:
     "Limits that are longer than the session, or than the `timeout_s` of the push."
-    longest_s = TPU_S if is_on(kernel.values, "enable_tpu") else LONGEST_S
+    longest_s = TPU_S if is_on(kernel.values, "enable_tpu") else KAGGLE_LONGEST_S
     judged = [_limit_finding(use, limit, longest_s, timeout_s) for use, limit in _limits(kernel)]
     return [finding for finding in judged if finding is not None]
 

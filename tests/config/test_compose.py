@@ -253,7 +253,7 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
         ("trainer.benchmark=true", "write trainer.deterministic=false"),
         ("trainer.enable_progress_bar=false", "write run.console=none"),
         ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
-        ("distributed.env.NCCL_A.B=1", "the variable NCCL_A needs one value, such as distributed.env.NCCL_A=1."),
+        ("distributed.env.NCCL_A.B=1", "the variable NCCL_A needs a single value, such as distributed.env.NCCL_A=1."),
         ("trainer=KAGGLE_SAFE", "Did you mean 'kaggle_safe' or 'kaggle'?"),
         ("OPTIMIZER.LR=3", "Did you mean 'optimizer.lr'"),
         ("optimizer.name=SGDW", "Did you mean 'sgd'"),

@@ -372,7 +372,7 @@ def test_old_and_unknown_gpus():
         ({RUN: "Batch"}, KERNEL, []),
         ({RUN: "Interactive", RERUN: "1"}, KERNEL, []),
         ({}, KERNEL, []),
-        ({}, COLAB_SHELL, ["/content goes with the machine", "checkpoint.mirror=/content/drive", "Run all goes on"]),
+        ({}, COLAB_SHELL, ["deletes /content", "checkpoint.mirror=/content/drive", "Run all then resumes"]),
     ],
 )
 def test_an_editor_warns_that_the_working_folder_may_vanish(root, smi, environ, shell, told):
