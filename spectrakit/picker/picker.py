@@ -65,8 +65,8 @@ from spectrakit.picker.selection import (
 )
 from ..system.errors import RequestError
 from ..system.files import checked_path, write_atomic
-from ..system.platforms.detect import detect
 from ..system.platforms.base import ipython_shell
+from ..system.platforms.detect import detect
 from ..system.platforms.platform import Platform
 
 # %% ../../nbs/65_picker/04_picker.ipynb #09ea4476

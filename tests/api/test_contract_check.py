@@ -91,7 +91,7 @@ def test_a_part_that_fails_is_the_last_row(here, wrong, part, says):
 def test_a_wrong_request_raises(here, words, says):
     with pytest.raises(RequestError, match=says):
         check(Line(), *INLINE, *words)
-    with pytest.raises(RequestError, match="A config is needed, and dict was given"):
+    with pytest.raises(RequestError, match="config must be a Config, not dict"):
         check(Line(), {})
 
 

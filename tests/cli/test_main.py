@@ -562,7 +562,7 @@ def test_a_cut_snapshot_of_a_run_is_refused_and_says_why(refused, trained_copy):
         file.write_text(cut)
         for words in (("resume", trained_copy), ("predict", trained_copy), ("train", "--config", file)):
             line = refused(*words)
-            assert "config.yaml" in line and "cut off" in line and "Copy it again" in line, line
+            assert "config.yaml" in line and "truncated" in line and "Copy it again" in line, line
     file.write_text(text.partition("\n")[2].replace("# end of the snapshot\n", ""))  # shortened on purpose
     assert open_run(trained_copy).config.trainer.max_epochs == 4
 

@@ -305,7 +305,7 @@ def test_a_snapshot_that_was_cut_anywhere_is_refused(here):
     for length in {*range(0, len(text) - 1, 53), *range(60), *range(len(text) - 60, len(text) - 1)}:
         file.write_text(text[:length])
         said = refused(compose, config=file)
-        assert "config.yaml" in said and "cut off" in said and "Copy it again" in said, (text[:length][-50:], said)
+        assert "config.yaml" in said and "truncated" in said and "Copy it again" in said, (text[:length][-50:], said)
     for whole in (text, text[:-1], text + "\n\n", text.replace("\n", "\r\n"), "\ufeff" + text):
         file.write_bytes(whole.encode())
         assert compose(config=file) == config
@@ -338,11 +338,11 @@ def test_a_file_without_settings_is_refused(here, text):
 
 def test_a_wrong_value_in_a_file_names_the_file_and_a_typed_one_does_not(here):
     (here / "my.yaml").write_text("trainer:\n  max_epochs: 0\n")
-    assert refused(compose, config="my.yaml").endswith("from 1 up. It stands in my.yaml.")
+    assert refused(compose, config="my.yaml").endswith("from 1 up. This is in my.yaml.")
     (here / "my.yaml").write_text("trainer:\n  max_epochs: 5\n")
     assert refused(compose, "optimizer.lr=0", config="my.yaml").endswith("a number above 0.")
     (here / "train.yaml").write_text("defaults:\n  - trainer: kaggle\n  - _self_\ntrainer:\n  max_epochs: 0\n")
-    assert refused(compose).endswith("It stands in train.yaml.")
+    assert refused(compose).endswith("This is in train.yaml.")
     assert compose("trainer.max_epochs=2").trainer.max_epochs == 2  # what is typed beats it
 
 
@@ -377,7 +377,7 @@ def test_threads_compose_each_their_own(here):
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(lambda n: refused(compose, f"trainer=wrong{n % 4}"), range(12)))
     assert all(f"max_epochs=-{n % 4} " in text or n % 4 == 0 for n, text in enumerate(said))
-    assert all(text.endswith(f"It stands in profiles/trainer/wrong{n % 4}.yaml.") for n, text in enumerate(said))
+    assert all(text.endswith(f"This is in profiles/trainer/wrong{n % 4}.yaml.") for n, text in enumerate(said))
 
 
 def test_a_module_that_was_loaded_twice_still_reads_profiles(here):

@@ -187,7 +187,7 @@ def test_what_env_fills_in_is_what_its_own_files_set(here):
     assert config.distributed.mixed_precision == "bf16"
     assert config.distributed.world_size == "auto" and "env/local" in reasons["distributed.mixed_precision"]
     (here / "profiles" / "env" / "local.yaml").write_text("dataloader:\n  num_workers: many\n")
-    with pytest.raises(RequestError, match=r"num_workers=many.*It stands in profiles/env/local.yaml."):
+    with pytest.raises(RequestError, match=r"num_workers=many.*This is in profiles/env/local.yaml."):
         resolve_env(from_dict({}), machine(name="local", flavour=None))
 
 
@@ -490,7 +490,7 @@ def test_a_profile_that_is_not_utf8_is_one_sentence(here, encoding):
         ("/env: kagle", "Did you mean 'kaggle'"),
         ("/trainr: kaggle", "'trainer'"),
         ("trainer: kaggle", "named alone: '- kaggle'"),
-        ("env: kaggle", "needs a slash: '- /env: kaggle'"),
+        ("env: kaggle", "write a slash: '- /env: kaggle'"),
         ("override /env: kagle", "Did you mean 'kaggle'"),
         ("xyzzy", "There are: a100, ci_fast"),
     ],
@@ -542,7 +542,7 @@ def test_a_wrong_value_names_the_file_that_it_stands_in(here, text, says):
     with pytest.raises(RequestError) as caught:
         compose("trainer=mine")
     said = str(caught.value)
-    assert says in said and said.endswith("It stands in profiles/trainer/base.yaml.") and "\n" not in said, said
+    assert says in said and said.endswith("This is in profiles/trainer/base.yaml.") and "\n" not in said, said
     with pytest.raises(RequestError) as caught:
         compose("trainer=kaggle", "trainer.max_epochs=0")
     assert "stands in" not in str(caught.value)  # it was typed

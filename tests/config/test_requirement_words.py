@@ -204,7 +204,7 @@ ARGUMENTS = {
     "ema": (True, "fit(…, 'training.ema_decay=…')"),
     "num_epochs": ([3], "fit(…, 'trainer.max_epochs=…')"),
     "predcit": ("x.csv", "Did you mean 'predict'?"),
-    "callbacks": ([], "It has task, config, overrides, resume, predict, show, trust, on_error; settings are words"),
+    "callbacks": ([], "It has task, config, overrides, resume, predict, show, trust, on_error; write settings as text"),
 }
 
 
@@ -219,5 +219,5 @@ def test_a_setting_passed_as_an_argument_is_answered_with_its_word(name):
 @pytest.mark.parametrize("name", ["check", "compose", "cross_validate", "find_lr", "predict", "preflight", "search"])
 def test_every_call_that_takes_words_says_so(name):
     given = () if name == "compose" else ("coffee",)
-    with pytest.raises(RequestError, match=f"Settings are words: {name}\\(…, 'seed=7'\\)"):
+    with pytest.raises(RequestError, match=f"Write settings as text: {name}\\(…, 'seed=7'\\)"):
         getattr(sk, name)(*given, seed=7)
