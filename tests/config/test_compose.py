@@ -225,7 +225,7 @@ def test_one_value_for_a_block_of_keys_is_told_how_to_write_one(word, right):
 )
 def test_a_deletion_is_told_the_default(word, proposed):
     said = refused(compose, word)
-    assert repr(word) in said and f"write {proposed}, its default" in said
+    assert repr(word) in said and f"write the default {proposed}." in said
     key, config = proposed.partition("=")[0], compose(proposed)
     if key in settings():
         assert get(config, key) == settings()[key].default
@@ -234,7 +234,7 @@ def test_a_deletion_is_told_the_default(word, proposed):
 @pytest.mark.parametrize("word", ["~trainer", "~trainer=kaggle", "~extra.note", "~task.name", "~unknown"])
 def test_a_deletion_of_something_else_is_refused_without_a_proposal(word):
     said = refused(compose, word)
-    assert repr(word) in said and "Leave it out." in said and "null" not in said
+    assert repr(word) in said and "Remove it." in said and "null" not in said
 
 
 @pytest.mark.parametrize("key", ["optimizer.lr", "launch.hang_floor_s", "seed", "trainer.max_steps"])
@@ -333,7 +333,7 @@ def test_a_file_by_hand_may_be_as_short_as_it_likes(here, text):
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "{}\n", "null\n"])
 def test_a_file_without_settings_is_refused(here, text):
     (here / "my.yaml").write_text(text)
-    assert "my.yaml holds no settings" in refused(compose, config="my.yaml")
+    assert "my.yaml contains no settings" in refused(compose, config="my.yaml")
 
 
 def test_a_wrong_value_in_a_file_names_the_file_and_a_typed_one_does_not(here):

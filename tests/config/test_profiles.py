@@ -489,7 +489,7 @@ def test_a_profile_that_is_not_utf8_is_one_sentence(here, encoding):
         ("kagle", "Did you mean 'kaggle'"),
         ("/env: kagle", "Did you mean 'kaggle'"),
         ("/trainr: kaggle", "'trainer'"),
-        ("trainer: kaggle", "named alone: '- kaggle'"),
+        ("trainer: kaggle", "write the name alone: '- kaggle'"),
         ("env: kaggle", "write a slash: '- /env: kaggle'"),
         ("override /env: kagle", "Did you mean 'kaggle'"),
         ("xyzzy", "There are: a100, ci_fast"),
