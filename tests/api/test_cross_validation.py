@@ -119,7 +119,7 @@ class Shown(Numbered):
 
 def test_what_is_predicted_is_the_mean_over_the_views(here, capsys):
     cv = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs"), folds=2)
-    assert "the score is that of evaluations, which look at each sample once" in capsys.readouterr().out
+    assert "the score is the mean of evaluations, which use one view per sample" in capsys.readouterr().out
     assert cv.values.tolist() == [row + 1 for row in range(23)] and cv.test["predictions"].tolist() == [1.0] * 4
     once = sk.cross_validate(Shown(), compose(*INLINE, "run.dir=runs", "data.average_views=false"), folds=2, show=False)
     assert once.values.tolist() == list(range(23))
@@ -139,7 +139,7 @@ def test_what_was_stopped_goes_on_and_what_is_done_stays_done(here, capsys):
     assert first.status == "interrupted" and [t.status for t in first.trials] == ["completed", "interrupted"]
     assert first.score is None and np.isnan(first.values).sum() == 23 - 8
     told = capsys.readouterr().out
-    assert "fold 0: completed, val_loss=" in told and "2 of 3 folds are left" in told
+    assert "fold 0: completed, val_loss=" in told and "2 of 3 folds left" in told
     whole = sk.cross_validate(Numbered(), compose(*INLINE, *HERE), folds=3, show=False)
     with pytest.raises(RequestError, match=r"begun with other settings \(optimizer.lr\)"):
         sk.cross_validate(
@@ -236,7 +236,7 @@ def test_the_mean_over_seeds_and_repeats_has_a_score_of_its_own(here, monitor):
     assert opened.score == cv.score and opened.single_scores == cv.single_scores and str(opened) == str(cv)
     shown = run_cli(here, "show", cv.path)
     assert shown.returncode == 0 and shown.stdout.startswith(str(cv)), shown.stdout + shown.stderr
-    assert "all, averaged" in str(cv) and "by the mean of 4 models that have not seen it" in cv._repr_html_()
+    assert "all, averaged" in str(cv) and "by the mean of 4 models not trained on it" in cv._repr_html_()
 
 
 def test_a_score_that_does_not_follow_from_predictions_is_said_to_be_unknown(here, capsys):
@@ -399,7 +399,7 @@ def test_a_fold_that_finds_no_time_left_costs_the_others_nothing(here, monkeypat
     cv = sk.cross_validate(Handed(), compose(*words), folds=3, predict="submission.csv")
     assert cv.status == "out_of_time" and [trial.status for trial in cv.trials] == ["completed"]
     assert Path("submission.csv").read_text().splitlines()[1] == "3,0"
-    assert "fold 1 is not begun. There is no time to train." in capsys.readouterr().out
+    assert "fold 1 was not started. There is no time to train." in capsys.readouterr().out
 
 
 def test_without_any_time_there_is_the_sample_or_an_error(here, monkeypatch):
@@ -421,7 +421,7 @@ def test_a_table_that_the_task_cannot_write_leaves_the_sample(here, capsys):
 
     cv = sk.cross_validate(Wrong(), compose(*INLINE, *HERE), folds=2, predict="submission.csv", show=False)
     assert cv.status == "completed" and Path("submission.csv").read_text().splitlines()[1] == "3,7"
-    assert "submission.csv stays as it was: " in capsys.readouterr().err
+    assert "submission.csv was not updated: " in capsys.readouterr().err
 
 
 class Weighed(Numbered):
@@ -489,7 +489,7 @@ def test_of_labels_the_test_data_get_what_most_folds_say(here):
     for fold, run in enumerate(cv.runs):
         repeats[fold // 3][cv.folds.held_out(fold)] = np.load(run.path / "out_of_fold.npz")["predictions"]
     assert (cv.values == np.mean(repeats, axis=0)).all()  # nothing is cut off to a whole number
-    assert "the repeats predict other whole numbers" in cv.score_missing
+    assert "the repeats predict different integers" in cv.score_missing
 
 
 class BreaksLate(Line):

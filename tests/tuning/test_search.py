@@ -587,7 +587,7 @@ raise SystemExit(main(sys.argv[3:]))
     [
         ("search", "asked_for", "stopped before the search was begun; what was there stays. Run it again"),
         ("search", "_start", "stopped before the first trial: what is in runs/line-search-"),
-        ("folds", "open_folder", "stopped before the cross-validation was begun"),
+        ("folds", "open_folder", "stopped before the cross-validation started"),
         ("folds", "_begin", "--resume auto in a shell"),
     ],
 )
