@@ -101,9 +101,9 @@ def test_a_finished_run_is_not_the_result_of_other_code(written, capsys):
     third = train(written(near="def scaled(x):\n    return 3.0 * x\n"))
     assert third.path not in (first.path, fit_again.path)
     printed = capsys.readouterr().err  # also where nothing else is shown
-    assert printed.count("A new run begins: ") == 1 and "is done, but was made with other code (" in printed
+    assert printed.count("Starting a new run: ") == 1 and "is done, but was made with other code (" in printed
     assert train(written(near="def scaled(x):\n    return 3.0 * x\n")).path == third.path
-    assert "A new run begins" not in capsys.readouterr().err
+    assert "Starting a new run" not in capsys.readouterr().err
 
 
 def test_a_run_without_a_fingerprint_goes_on_as_before(written):
