@@ -120,7 +120,7 @@ def test_two_cross_validations_are_blended_and_written(here):
     again = sk.blend(*(str(cv.path) for cv in runs), method=made.method)  # by folders, in another process's words
     assert again.score == made.score and repr(made).count("blend") == 1
     other = sk.cross_validate(Fitted(), compose(*words, "folds.kind=kfold", "seed=5"), show=False)
-    with pytest.raises(RequestError, match="have other folds, so that what one has held out"):
+    with pytest.raises(RequestError, match="have different folds: one has trained on samples that the other holds out"):
         sk.blend(runs[0], other)
     with pytest.raises(RequestError, match="two models or more"):
         sk.blend(runs[0])

@@ -99,9 +99,9 @@ def test_what_cannot_be_joined_is_refused(made):
             [made(noisy(1), TESTS, ids=twice), made(noisy(1), TESTS, test_rows=[5, 4, 3, 2, 1, 0], ids=twice)],
             "more than once",
         ),
-        ([a, made(noisy(1), TESTS, test_rows=[0, 1], ids=None)], "have no ids, and others have some"),
-        ([a, made(noisy(1), TESTS, ids=lambda i: f"z{i}")], "no id is in all of them"),
-        ([made(noisy(1), TESTS, ids=None, data=each) for each in content], "whether their rows stand in one order"),
+        ([a, made(noisy(1), TESTS, test_rows=[0, 1], ids=None)], "have no ids, but others have"),
+        ([a, made(noisy(1), TESTS, ids=lambda i: f"z{i}")], "they have no common ids"),
+        ([made(noisy(1), TESTS, ids=None, data=each) for each in content], "the order of their rows may differ"),
         (
             [made(noisy(1), TESTS, kind="time"), made(noisy(1), TESTS, np.arange(119, -1, -1), kind="time")],
             "order says",

@@ -580,7 +580,7 @@ def test_a_spoiled_folder_is_left_alone_by_auto_and_refused_by_name(here, name, 
         sk.cross_validate(Numbered(), words, folds=2, show=False, resume=first.path)
     again = sk.cross_validate(Numbered(), words, folds=2, show=False, resume="auto")
     assert again.status == "completed" and again.path != first.path and tree_hashes(first.path) == before
-    assert f"{first.path.name} is left as it is" in (err := capsys.readouterr().err) and said in err
+    assert f"{first.path.name} is not used" in (err := capsys.readouterr().err) and said in err
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables

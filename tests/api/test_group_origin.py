@@ -84,7 +84,7 @@ def test_a_stranger_s_folds_are_left_alone_refused_by_name_and_taken_with_consen
     assert run_to_go_on_with(theirs.path / "fold-0") is None and run_to_go_on_with(theirs.path / "fold-0", trust=True)
     mine = folds(Numbered(), resume="auto")
     told = capsys.readouterr().err
-    assert f"{theirs.path.name} is left as it is: Nothing proves" in told and "trust=True" in told
+    assert f"{theirs.path.name} is not used: Nothing proves" in told and "trust=True" in told
     assert mine.path != theirs.path and mine.values.max() < THEIRS and np.max(mine.test["predictions"]) < THEIRS
     assert tree_hashes(theirs.path) == before and not is_foreign(mine.path)
     with pytest.raises(RequestError, match=f"Nothing proves that .*{theirs.path.name}.*--trust"):
@@ -104,7 +104,7 @@ def test_a_stranger_s_fold_in_a_group_made_here_is_trained_again(here, stranger,
         folds(Numbered(), resume=mine.path)
     again = folds(Numbered(), resume="auto")
     told = capsys.readouterr().err
-    assert "nothing proves that fold-1/" in told and "it is trained again" in told
+    assert "fold-1/" in told and "has no proof that it was made here by you, so it is trained again" in told
     assert again.path == mine.path and again.values.max() < THEIRS and again.runs[0].path == mine.runs[0].path
     assert sk.open_cross_validation(mine.path).runs[1].path == again.runs[1].path  # not the stranger's beside it
     assert folds(Numbered(), resume=mine.path).values.max() < THEIRS  # an own one stands there now
@@ -140,7 +140,7 @@ def test_a_stranger_s_search_is_left_alone_refused_by_name_and_taken_with_consen
         assert theirs.best_config.optimizer.lr in (0.1, 0.01)
     mine = sk.search(Line(), *SEARCH, resume="auto", show=False)
     told = capsys.readouterr().err
-    assert f"{theirs.path.name} is left as it is: Nothing proves" in told and mine.path != theirs.path
+    assert f"{theirs.path.name} is not used: Nothing proves" in told and mine.path != theirs.path
     with pytest.raises(RequestError, match="Nothing proves that .*--trust"):
         sk.search(Line(), *SEARCH, resume=theirs.path, show=False)
     with pytest.raises(RequestError, match="Nothing proves"):
@@ -164,7 +164,7 @@ def test_the_best_trial_predicts_and_gives_its_settings_only_where_its_run_was_m
         sk.search(Numbered(), *SEARCH, "search.folds=2", resume=study.path, predict="made.csv", show=False)
     again = sk.search(Numbered(), *SEARCH, "search.folds=2", resume="auto", predict="made.csv", show=False)
     told = capsys.readouterr().err
-    assert f"{study.path.name} is left as it is: Nothing proves" in told and again.path != study.path
+    assert f"{study.path.name} is not used: Nothing proves" in told and again.path != study.path
     assert Path("made.csv").is_file() and not is_foreign(again.run.path)
 
 

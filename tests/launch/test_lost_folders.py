@@ -203,6 +203,6 @@ def test_many_runs_whose_folder_is_moved_or_deleted_end_with_a_sentence(here, be
     with pytest.raises(RequestError) as caught:
         begin(task, *words, show=False)
     said = "was moved to" if how == "move" else "was deleted or moved away"
-    assert said in str(caught.value) and "while runs in it trained" in str(caught.value)
+    assert said in str(caught.value) and "while its runs trained" in str(caught.value)
     if how == "move":
         assert repr(str(here / "moved")) in str(caught.value)

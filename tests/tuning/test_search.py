@@ -538,9 +538,9 @@ def test_a_study_that_may_not_be_written_goes_on_in_a_copy(here, monkeypatch, ca
     monkeypatch.setattr(os, "access", access)
     more = sk.search(Line(), compose(*words, "search.trials=2"), space, resume=study.path, show=False)
     assert more.path != study.path and [row.status for row in more.trials] == ["completed"] * 2
-    assert tree_hashes(study.path) == before and "you may not write there" in capsys.readouterr().err
+    assert tree_hashes(study.path) == before and "the folder is not writable" in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK and access(path, mode))
-    with pytest.raises(RequestError, match="another user's search, and you may not read it"):
+    with pytest.raises(RequestError, match="a search of another user and not readable"):
         sk.search(Line(), compose(*words, "search.trials=2"), space, resume=study.path, show=False)
 
 
@@ -563,7 +563,7 @@ def test_a_spoiled_study_is_left_alone_by_auto_and_refused_by_name(here, name, c
         sk.search(Planned(), *words, grid(1.0, 2.0), show=False, resume=first.path)
     again = sk.search(Planned(), *words, grid(1.0, 2.0), show=False, resume="auto")
     assert again.path != first.path and status_line(again) == ["completed"] * 2 and again.status == "completed"
-    assert f"{first.path.name} is left as it is" in (err := capsys.readouterr().err) and said in err
+    assert f"{first.path.name} is not used" in (err := capsys.readouterr().err) and said in err
     assert tree_hashes(first.path) == before
     assert sk.search(Planned(), *words, grid(1.0, 2.0), show=False, resume="auto").path == again.path
 
@@ -609,7 +609,7 @@ def test_of_several_studies_auto_takes_the_one_of_the_same_space(here, capsys):
     capsys.readouterr()
     new = sk.search(Planned(), *words, grid(5.0, 6.0), resume="auto", show=False)
     assert new.path not in (first.path, other.path) and len(new.trials) == 2
-    assert f"{other.path.name} is left as it is: {other.path.name} searches another space" in capsys.readouterr().err
+    assert f"{other.path.name} is not used: {other.path.name} searches another space" in capsys.readouterr().err
 
 
 def test_a_trial_that_finds_no_time_left_waits_for_the_next_session(here, monkeypatch):
