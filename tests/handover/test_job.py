@@ -606,7 +606,7 @@ def test_arrays_that_do_not_fit_are_refused_before_they_are_written(job, tmp_pat
         "spectrakit.handover.task_pickle._extent", lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8)
     )
     with pytest.raises(
-        RequestError, match=r"Holds need 8\.0 GiB in .*, where 1\.5 GiB are free.*TMPDIR.*datasets\(cfg\)"
+        RequestError, match=r"Holds need 8\.0 GiB in .*, which has 1\.5 GiB free.*TMPDIR.*datasets\(cfg\)"
     ) as caught:
         write_job(job, Holds(x=huge))
     assert not isinstance(caught.value, TaskNotPicklable) and len(list(tmp_path.glob("spectrakit-job-*"))) == 1
@@ -618,11 +618,11 @@ def test_a_disk_that_fills_up_on_the_way_is_a_sentence(job, tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np.lib.format, "write_array_header_1_0", full)
-    with pytest.raises(RequestError, match="need more than there is in .* GiB are free.*TMPDIR"):
+    with pytest.raises(RequestError, match="need more space than .* GiB are free.*TMPDIR"):
         write_job(job, Holds(x=np.zeros(9999)), mapped_from_bytes=BIG)
     monkeypatch.undo()
     monkeypatch.setattr("spectrakit.handover.module_state.pickle.dumps", full)
-    with pytest.raises(RequestError, match="modules need more than there is in .* GiB are free.*TMPDIR"):
+    with pytest.raises(RequestError, match="modules need more space than .* GiB are free.*TMPDIR"):
         write_job(job, Holds(x=np.zeros(9)), tmp_path)
     assert not list(tmp_path.glob("spectrakit-job-*"))
 
@@ -775,7 +775,7 @@ def test_a_module_that_is_missing_there_is_a_sentence(job, tmp_path, monkeypatch
         [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environ(), timeout=120
     )
     assert done.stdout == (
-        "The task Mine needs the module 'only_here', which the training process does not find. "
+        "The task Mine needs the module 'only_here', which the training process cannot import. "
         "Install it, or put its folder on sys.path before you start the training.\n"
     ), done.stderr
     assert "Traceback" not in done.stderr
