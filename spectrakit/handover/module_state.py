@@ -380,7 +380,7 @@ def _same_members(here: Any, sent: Any, seen: set) -> bool:
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #202d4134
 def _same_function(here: Any, sent: Any, seen: set) -> bool:
-    """Return whether two functions have the same code, defaults and closure; functions of a module are compared by name."""
+    """Return whether code, defaults and closure are equal; functions of a module are compared by name."""
     if _found(here) or _found(sent):
         return _found(here) and _found(sent) and _name_of(here) == _name_of(sent)
     cells = [[cell.cell_contents for cell in f.__closure__ or () if cell != types.CellType()] for f in (here, sent)]
@@ -499,7 +499,7 @@ class Settled:
         self._claimed: dict[int, tuple[Any, Any]] = {}  # id of a local object → (local object, sent object)
 
     def settle(self, here: Any, sent: Any, token: int | None) -> Any:
-        """Return `here`, changed in place to match `sent`, or `sent` itself. `token` is the id of the object in the notebook."""
+        """Return `here`, changed in place to equal `sent`, or `sent`. `token` is the object's id in the notebook."""
         if token is None:
             return self._merged(here, sent)
         if token not in self._by_token:
@@ -593,7 +593,7 @@ def _changes(module: types.ModuleType, sent: dict[str, dict[str, Any]]) -> list[
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #ffa90e38
 def _import_again(name: str, changes: list[_Change]) -> list[list[bool]]:
-    """Return for each change whether a fresh import without a rank equals the sent value, and whether it equals the local one."""
+    """Return for each change whether an import without a rank equals the sent and the local value."""
     for variable in LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
     for own in own_modules():
@@ -688,7 +688,7 @@ _OF_NOTEBOOKS = ("IPython", "ipykernel", "ipywidgets", "tqdm")
 
 # %% ../../nbs/49_handover/03_module_state.ipynb #c0de0005
 def _restored(module: types.ModuleType, change: _Change, file: str) -> Any:
-    """Return the notebook's class or function if the file defines a different one now. Raise RequestError if impossible."""
+    """Return the notebook's class or function if the file now defines another. RequestError: impossible."""
     sent, here = change.sent, vars(_holder_at(module, change.place)).get(change.name)
     if sent.value is not None:
         return sent.value

@@ -118,7 +118,7 @@ class _LargeArrays:
         return source, (array.dtype, offset, array.shape, strides, array.flags.writeable)
 
     def storage(self, memory: Any) -> tuple | None:
-        """Return (location, None) of an untyped torch storage; None if it stays in the pickle. TypeError: not in CPU memory."""
+        """Return (location, None) of a torch storage; None if it stays in the pickle. TypeError: not in CPU memory."""
         if memory.device.type != "cpu":
             raise _OnDevice(f"a storage on {memory.device}")
         if memory.nbytes() and not memory.data_ptr():
@@ -447,9 +447,7 @@ def full_disk_as_error(folder: Path, name: str) -> Iterator[None]:
     except OSError as error:
         if _is_full(error):
             problem = storage_problem(folder, error)
-            raise RequestError(
-                f"{name} need more space than {folder.parent} has, which {problem}. {_LARGER}"
-            ) from None
+            raise RequestError(f"{name} need more space than {folder.parent} has, which {problem}. {_LARGER}") from None
         raise
 
 

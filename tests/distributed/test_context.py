@@ -110,7 +110,7 @@ def test_layers_that_freeze_and_thaw_learn_on_two_ranks_what_they_learn_on_one(t
     of_one, of_two = (load_weights(find_checkpoint(tmp_path / n / "checkpoints")[0]) for n in ("one", "two"))
     for name, average in of_one.items():  # moving averages, which what thaws has joined
         torch.testing.assert_close(of_two[name], average, rtol=1e-4, atol=1e-6)
-    told = [e["text"] for e in two if e["type"] == "message" and "DDP was made anew" in e["text"]]
+    told = [e["text"] for e in two if e["type"] == "message" and "DDP was created again" in e["text"]]
     if strategy == "ddp":
         assert [text.split(":")[0] for text in told] == ["epoch 0", "epoch 1", "epoch 2"][kind is ThawingOwn :], told
 

@@ -94,7 +94,7 @@ def test_where_the_time_is_short_the_last_runs_are_left_out(runs, monkeypatch):
 
 def test_other_samples_that_nothing_names_are_said(runs):
     (_, reason), lines = runs.predicted(("1", "own"), ("2", "scaled"), ("6", "own"))
-    assert reason.count("was given other test data") == reason.count("run-2 was given other test data") == 1
+    assert reason.count("has other test data") == reason.count("run-2 has other test data") == 1
     assert len(lines) == 3
     assert "other test data" not in runs.predicted(("1", "scaled"), ("2", "scaled"))[0][1]
 

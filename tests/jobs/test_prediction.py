@@ -109,7 +109,7 @@ BEFORE = {
     "no test data": ({"test_dataset": lambda cfg: EMPTY}, ["Mine.test_dataset returned no samples"]),
     "no data at all": (
         {"datasets": lambda cfg: (TensorDataset(X, X[:, :1]), None)},
-        ["Mine has nothing to predict on", "`test_dataset(cfg)`"],
+        ["Mine has no data to predict", "`test_dataset(cfg)`"],
     ),
     "complex numbers": (
         {"predict": lambda model, batch: model(batch[0]).to(torch.complex64)},
@@ -155,7 +155,7 @@ def test_what_needs_all_predictions_is_not_refused_and_nobody_is_bothered_who_di
     whole = mine(submission=lambda p: {**sample, "y": [p[i, 0] for i in range(12)]})
     run = sk.fit(whole, config(tmp_path), predict=tmp_path / "table.csv", show=False)
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 13
-    assert any("could not be tried on one batch: Mine.submission raised IndexError" in m for m in messages(run))
+    assert any("could not be checked on one batch: Mine.submission raised IndexError" in m for m in messages(run))
     run = sk.fit(mine(submission=lambda p: None, predict=nan), config(tmp_path), show=False)
     assert run.status == "completed" and any("`submission` returned NoneType" in m for m in messages(run))
 
@@ -163,7 +163,7 @@ def test_what_needs_all_predictions_is_not_refused_and_nobody_is_bothered_who_di
 def test_predictions_that_are_no_numbers_are_counted(tmp_path, capsys):
     task = mine(predict=nan, test_dataset=lambda cfg: (X,))
     run = sk.fit(task, config(tmp_path), predict=tmp_path / "table.csv", show=False)
-    assert any(m.startswith("What Mine.predict returned for a test batch holds 6 values that") for m in messages(run))
+    assert any(m.startswith("The result of Mine.predict for a test batch holds 6 values that") for m in messages(run))
     assert "12 of 12 values of predictions are not finite" in capsys.readouterr().err
 
 

@@ -161,8 +161,8 @@ REFUSED = {
     "a bank that grows": (Bank, "model cannot load", "bank"),
     "a buffer that comes later": (Late, "model cannot load", "centre"),
     "a sparse buffer": (Mask, "layout torch.sparse_coo", "to_dense"),
-    "a mean that is no buffer": (Moving, "predicts something else", "buffer"),
-    "numbers from no seed": (Unseeded, "predicts something else", "seed"),
+    "a mean that is no buffer": (Moving, "predicts differently", "buffer"),
+    "numbers from no seed": (Unseeded, "predicts differently", "seed"),
     "a state_dict of the model that fails": (Nameless, "Mine.model raised ValueError", "no weights today"),
 }
 

@@ -205,7 +205,7 @@ BROKEN = {
     ),
     "a list of features": (
         mine(Rows([([float(v) for v in x], y) for x, y in zip(X, Y, strict=True)])),
-        ["Mine.loss", "a list where a tensor is needed", "numpy.asarray"],
+        ["Mine.loss", "a list instead of a tensor", "numpy.asarray"],
     ),
     "string labels": (mine(Rows([(x, "cat") for x in X])), ["Mine.loss", "texts", "classes.index(label)"]),
     "one sample of a text": (mine(Rows([("a text", y) for y in Y])), ["Mine.loss", "texts"]),
@@ -397,11 +397,11 @@ BROKEN = {
     ),
     "one sample is left over, and squeezed": (
         mine(SHORT, loss=lambda s, m, b: F.cross_entropy(m(b[0]).squeeze(), b[1])),
-        ["Mine.loss", "size mismatch", "batch of 1 sample, as the last of each epoch is"],
+        ["Mine.loss", "size mismatch", "batch of 1 sample, the size of an epoch"],
     ),
     "three samples are left over, in a batch of fixed size": (
         mine(of(X[:19], Y[:19]), loss=lambda s, m, b: F.cross_entropy(m(b[0].reshape(8, 4)), b[1])),
-        ["Mine.loss", "batch of 3 samples, as the last of each epoch is"],
+        ["Mine.loss", "batch of 3 samples, the size of an epoch"],
     ),
     "one sample is left over, and has no deviation": (
         mine(SHORT, loss=lambda s, m, b: -m(b[0]).var(0, correction=0).log().mean()),
@@ -413,14 +413,14 @@ BROKEN = {
             metrics=lambda s, o, b: {"hits": (len(o.squeeze()), 1)},
             predict=lambda s, m, b: m(b[0])[:, 0].squeeze(),
         ),
-        ["Mine.metrics", "0-d tensor", "validation batch of 1 sample, as the last one is"],
+        ["Mine.metrics", "0-d tensor", "validation batch of 1 sample, the size of the last one"],
     ),
     "five validation samples are left over, in a batch of fixed size": (
         mine(
             datasets=lambda s, c: (of(X, Y), of(*(part[:397] for part in MANY.tensors))),
             loss=lambda s, m, b: F.cross_entropy(m(b[0]).reshape(8, 3), b[1]),
         ),
-        ["Mine.loss", "validation batch of 5 samples, as the last one is"],
+        ["Mine.loss", "validation batch of 5 samples, the size of the last one"],
     ),
     "one test sample is left over": (
         mine(
@@ -592,7 +592,7 @@ def test_what_only_may_be_wrong_is_said(train):
     said = " ".join(run.column("message", "text"))
     quiet = mine(loss=lambda self, model, batch: F.cross_entropy(model.eval()(batch[0]), batch[1]))
     assert any(
-        "Mine.loss puts the model into eval" in m for m in train(quiet, *QUICK, name="q").column("message", "text")
+        "Mine.loss sets the model to eval" in m for m in train(quiet, *QUICK, name="q").column("message", "text")
     )
     beside = mine(
         loss=lambda self, m, b: (F.cross_entropy(m(b[0]), b[1]), (m(b[0]).argmax(1) == b[1]).float().mean() / 2)
@@ -612,7 +612,7 @@ def test_what_ddp_could_not_exchange_is_told_before_it_waits():
     tried = SimpleNamespace(task=Mine(), model=model, config=compose())
     with pytest.raises(AttributeError, match="DistributedDataParallel.*'items'"):
         sanity_check._as_in_ddp(model).items()
-    with pytest.raises(RequestError, match="Mine.loss has not called the `model` that it is given"):
+    with pytest.raises(RequestError, match="Mine.loss has not called the `model` it is given"):
         check_exchange(tried, sanity_check._as_in_ddp(model))
     outer = sanity_check._as_in_ddp(model)
     outer(X).sum().backward()
@@ -837,7 +837,7 @@ def small_disk(monkeypatch, free: int) -> None:
 
 def test_a_disk_without_room_is_told_before_the_first_step(train, monkeypatch):
     small_disk(monkeypatch, 2**19)
-    with pytest.raises(RequestError, match=r"No model .* could be kept: .* 0.5 MiB left.*run.dir"):
+    with pytest.raises(RequestError, match=r"No model .* could be saved: .* 0.5 MiB left.*run.dir"):
         train(Mine(), *QUICK)
     assert train(Mine(), *QUICK, "checkpoint.enabled=false").status == "completed"
 
@@ -846,7 +846,7 @@ def test_where_only_the_weights_have_room_they_alone_are_saved_and_that_is_said(
     small_disk(monkeypatch, 2**20 + 2000)
     run = train(Mine(), *QUICK)
     assert run.status == "completed" and run.weights().numel() == 15
-    assert any("weights alone are saved" in text for text in run.column("message", "text"))
+    assert any("only weights are saved" in text for text in run.column("message", "text"))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_what_could_not_be_evaluated_or_predicted_is_refused(kind, text, tmp_pat
 def test_what_may_be_due_to_the_batch_is_no_reason_to_refuse(kind, tmp_path):
     run = sk.fit(kind(), *QUICK, f"run.dir={tmp_path / 'run'}", show=False)
     assert run.status == "completed"
-    told = [e["text"] for e in run.events if e["type"] == "message" and "could not be tried on a training" in e["text"]]
+    told = [
+        e["text"] for e in run.events if e["type"] == "message" and "could not be checked on a training" in e["text"]
+    ]
     assert bool(told) == (kind is OtherKeys)
     plain = sk.fit(Alone(), *QUICK, f"run.dir={tmp_path / 'plain'}", show=False)
     losses = [[e["loss"] for e in each.events if e["type"] == "step"] for each in (run, plain)]

@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_with_twice_the_rate_has_twice_the_rate(train, kind):
 def test_a_plateau_that_looks_the_wrong_way_or_sees_nothing_is_refused(train):
     task = Plateau()
     task.mode = "max"
-    with pytest.raises(RequestError, match=r"mode='max', and val_loss, .* is better where it is smaller"):
+    with pytest.raises(RequestError, match=r"mode='max', and val_loss, .* is better if it is smaller"):
         train(task, *ACCUMULATED)
 
     class Blind(Plateau):
@@ -664,7 +664,7 @@ def test_an_epoch_with_other_groups_of_parameters_is_said(train):
             self.made.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
     run = train(Grouped(), "data.batch_size=8", "trainer.max_epochs=2")
-    said = "Grouped.on_epoch left the optimizer with 2 groups of parameters, and it began with 1"
+    said = "Grouped.on_epoch left the optimizer with 2 groups of parameters instead of 1"
     assert run.status == "failed" and said in run.reason
 
 
@@ -769,7 +769,7 @@ class Scattering(Exact):
 
 def test_strict_refuses_what_has_no_deterministic_form_in_plain_words(train):
     words = ("data.batch_size=8", "trainer.max_epochs=2", "trainer.deterministic=strict")
-    says = "put_ has no deterministic form on this device, and trainer.deterministic=strict takes no other"
+    says = "put_ has no deterministic implementation on this device, and trainer.deterministic=strict requires one"
     with pytest.raises(RequestError, match=f"Scattering.loss failed on a training batch: .*{says}.*") as told:
         train(Scattering(0), *words)
     assert "use another operation, or trainer.deterministic=true" in str(told.value).replace("Use", "use")
@@ -796,4 +796,4 @@ def test_what_torch_says_of_other_operations_is_understood():
             warnings.warn(text, stacklevel=1)
     assert found == list(told.values())
     known = explain_known(RuntimeError(next(iter(told))), Scene(Exact(), "loss", "on a training batch"))
-    assert "cuBLAS had begun before" in known.error and "CUBLAS_WORKSPACE_CONFIG" in known.mend
+    assert "cuBLAS started before" in known.error and "CUBLAS_WORKSPACE_CONFIG" in known.mend
