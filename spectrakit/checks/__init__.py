@@ -1,5 +1,5 @@
-"""What is known before the first step: how a loss is checked, an error explained, a check taken back, and what a run
-will take of time, memory and money.
+"""Checks before the first step: loss checks, explanations of errors, undo of the sanity check, and forecasts of memory,
+time and cost.
 
 Others use `diagnosis.explain`, `undo.undone`, `loss_checks.watch_shapes` and `results.ContractResult`.
 """

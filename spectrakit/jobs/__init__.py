@@ -1,5 +1,5 @@
-"""What a training process does besides the loop: predict, alone or with several runs, answer batches, test a range of
-learning rates, try a task's contract, measure some steps.
+"""Jobs of a training process besides the loop: prediction, ensembles, serving, the learning rate range test, the contract
+check and the measurement of steps.
 
 Others use `prediction.predict_run`, `prediction.trained_model`, `lr_range_test.range_run` and
 `contract_check.check_run`.

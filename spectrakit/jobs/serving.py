@@ -78,7 +78,7 @@ def batch_predictions(
     where = f"{type(task).__name__}.serve_dataset"
     if config.folds.columns:
         raise RequestError(
-            "This run was trained with predictions of a cross-validation (folds.columns), which do not exist for batches of "
+            "This run used predictions of a cross-validation as columns (folds.columns), which are missing for batches of "
             "the evaluation API. Serve a run without them."
         )
     with explained(task, "serve_dataset", "on a batch of the evaluation API", always=True):

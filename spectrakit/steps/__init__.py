@@ -1,5 +1,5 @@
-"""What one optimizer step and one evaluation work with: train state, schedule, seeds, mixtures, and the sanity check
-that comes before step 1.
+"""Parts of a training step and an evaluation: train state, schedule, seeds, evaluation, and the sanity check before
+step 1.
 
 Others use `state.TrainState` with `state.Execution`, `evaluation`, `schedule` and `sanity_check`.
 """
