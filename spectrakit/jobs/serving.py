@@ -78,8 +78,8 @@ def batch_predictions(
     where = f"{type(task).__name__}.serve_dataset"
     if config.folds.columns:
         raise RequestError(
-            "This run used predictions of a cross-validation as columns (folds.columns), which are missing for batches of "
-            "the evaluation API. Serve a run without them."
+            "This run used predictions of a cross-validation as columns (folds.columns), which are missing for "
+            "batches of the evaluation API. Serve a run without them."
         )
     with explained(task, "serve_dataset", "on a batch of the evaluation API", always=True):
         dataset = as_test_dataset(task.serve_dataset(config, *given), where)
