@@ -30,11 +30,11 @@ from torch import nn
 
 from spectrakit import compose, detect
 from spectrakit.checkpoint.store import find_checkpoint, load_state, load_weights
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog
-from spectrakit.steps.state import Data, Execution, Goal, Learner, Record, Schedule, TrainState, save, writer_of
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.train.state import Data, Execution, Goal, Learner, Record, Schedule, TrainState, save, writer_of
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 WIDTH = 1024
 WAYS = ("background", "foreground", "save_state", "torch.save")

@@ -35,10 +35,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.contract.task import Task
-from spectrakit.distributed.compression import BLOCK, FORMS, Compression, bytes_sent
-from spectrakit.distributed.link import ring_bytes
-from spectrakit.distributed.outer_loop import (
+from spectrakit.task.task import Task
+from spectrakit.train.diloco.compression import BLOCK, FORMS, Compression, bytes_sent
+from spectrakit.forecast.link_cost import ring_bytes
+from spectrakit.train.diloco.outer_loop import (
     OuterLoop,
     end_round,
     flat,

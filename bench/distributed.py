@@ -24,10 +24,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Task, compose
-from spectrakit.distributed.heartbeat import Heartbeat, Pace, SharedPage
-from spectrakit.handover.job import Job
-from spectrakit.handover.job_kind import TRAIN
-from spectrakit.handover.request import new_request
+from spectrakit.distributed.hang_detector import Heartbeat, Pace, SharedPage
+from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import TRAIN
+from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
 
 BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220

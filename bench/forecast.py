@@ -80,7 +80,7 @@ def spectrakit(folder: Path, *words: str) -> str:
 def baseline_bytes() -> int:
     "Resident memory of a process that has imported what a training process imports."
     code = (
-        "import torch, accelerate, spectrakit.training.loop\n"
+        "import torch, accelerate, spectrakit.train.loop\n"
         "print(int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) * 1024)"
     )
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

@@ -34,15 +34,15 @@ from transformers import (
 from transformers.utils import logging
 
 import tiny_lm
-from spectrakit.checkpoint.frozen_base import frozen_base
+from spectrakit.checkpoint.frozen_weights import frozen_base
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import read_events
-from spectrakit.steps.state import Execution
+from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import train_run
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.train.loop import train_run
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 BATCH, ACCUMULATION, WARM = 4, 2, 5
 

@@ -4,7 +4,7 @@ The same tiny network, data and optimizer run in three loops on the CPU, on one 
 
 - `barest`: one shuffled copy an epoch, slices of it, forward, backward, step, zero_grad. Nothing is watched.
 - `plain`: what a person writes: randperm, an index for each batch, and the loss added up with `.item()`.
-- `kit`: `spectrakit.training.loop.train_run` with every guard on: NaN guard, look at the stop file, time budget, cosine
+- `kit`: `spectrakit.train.loop.train_run` with every guard on: NaN guard, look at the stop file, time budget, cosine
   schedule, a log point every 50 steps, events on disk. No evaluation and no checkpoint: they are no costs of a step.
 
 Then an evaluation with five metrics: microseconds a batch, by the kit's `evaluate` and by hand, where each metric's sum
@@ -30,15 +30,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
-from spectrakit.contract.optimizer import build_optimizer
+from spectrakit.train.build.optimizer import build_optimizer
 from spectrakit.data.loaders import eval_batches
-from spectrakit.data.order import epoch_order
+from spectrakit.data.sample_order import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
-from spectrakit.distributed.heartbeat import stop_file
-from spectrakit.steps.evaluation import evaluate
-from spectrakit.steps.state import Execution
-from spectrakit.training.loop import train_run
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.distributed.hang_detector import stop_file
+from spectrakit.train.evaluation import evaluate
+from spectrakit.train.state import Execution
+from spectrakit.train.loop import train_run
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 AIM_US = 20.0
 BATCH, SAMPLES = 32, 6400

@@ -61,7 +61,7 @@ class LiveFrame:
     "The live view: header and plots."
 
     def __init__(self, points: int):
-        from spectrakit.cell.live import LiveView, ViewOptions
+        from spectrakit.view.cell.live import LiveView, ViewOptions
         from spectrakit.runs.events import EventLog
         from spectrakit.view.run_state import apply_event
 

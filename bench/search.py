@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.runs.events import log_file, read_events
-from spectrakit.tuning.study_file import open_journal
+from spectrakit.tuning.search.study_file import open_journal
 
 EPOCHS, BATCH = 3, 32
 SPACE = "tag(log,interval(1e-4,1e-1))"

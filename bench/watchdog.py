@@ -13,7 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-from spectrakit.distributed.heartbeat import Heartbeat, Pace, SharedPage
+from spectrakit.distributed.hang_detector import Heartbeat, Pace, SharedPage
 from spectrakit.watchdog.watchdog import Agreement, Watchdog
 
 CALLS = 200_000

@@ -44,9 +44,9 @@ LONGEST = (
     "end_to_end/test_kaggle_sim.py",
     "end_to_end/test_browser.py",
     "launch/test_supervisor.py",
-    "training/test_rounds.py",
+    "train/test_rounds.py",
     "tuning/test_search.py",
-    "api/test_cross_validation.py",
+    "tuning/test_cross_validation.py",
     "lm/test_language_model.py",
     "lm/test_exporting.py",
     "end_to_end/test_kaggle_notebooks.py",
@@ -54,12 +54,12 @@ LONGEST = (
     "end_to_end/test_kaggle_chain.py",
     "end_to_end/test_nodes.py",
     "end_to_end/test_faults.py",
-    "training/test_replaced_buffers.py",
-    "training/test_task_modules.py",
-    "cell/test_live.py",
+    "train/test_replaced_buffers.py",
+    "train/test_task_modules.py",
+    "view/test_live.py",
     "distributed/test_context.py",
     "runs/test_resume_source.py",
-    "offline/test_wheelhouse.py",
+    "kaggle/test_wheelhouse.py",
     "launch/test_lost_folders.py",
     "serving/test_inference_server.py",
     "cloud/test_cloud.py",
@@ -102,7 +102,7 @@ def pytest_runtest_setup(item):
 
 def leave_other_tests_out(of_test: str) -> None:
     "Jobs carry the state of the user's own modules: of this test's, not of two hundred files that pytest has imported."
-    if state := sys.modules.get("spectrakit.handover.module_state"):
+    if state := sys.modules.get("spectrakit.launch.pickling.module_state"):
         found = getattr(state.own_modules, "of_all", state.own_modules)
 
         def own_modules():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 from spectrakit.distributed.context import RunContext
 
 

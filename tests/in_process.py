@@ -12,10 +12,10 @@ from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import columns, read_events
-from spectrakit.steps.state import Execution
+from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import train_run
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.train.loop import train_run
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 PLAIN = (
     "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here

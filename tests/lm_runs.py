@@ -7,9 +7,9 @@ from pathlib import Path
 
 import tiny_lm
 from spectrakit.config.compose import compose
-from spectrakit.handover.job import Job
-from spectrakit.handover.job_kind import kind_named
-from spectrakit.handover.request import new_request
+from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import kind_named
+from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import columns, read_events

@@ -57,7 +57,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from spectrakit.config.compose import compose
 from spectrakit.api.actions import fit
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 
 HERE = Path.cwd()
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from spectrakit.contract.loss import Loss
-from spectrakit.contract.task import Task
+from spectrakit.task.loss import Loss
+from spectrakit.task.task import Task
 
 TRAINING, VALIDATION = 37, 13  # neither divides by two processes, nor by micro batches of four
 

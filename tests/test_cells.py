@@ -19,31 +19,31 @@ TRAIN_WHOLE_MODELS = [
     path
     for path in NOTEBOOKS
     if path.parts[0] == "tutorials"
-    or str(path) in ("80_tasks/01_coffee.ipynb", "80_tasks/02_fermentation.ipynb", "80_tasks/04_demo.ipynb")
+    or str(path) in ("86_tasks/01_coffee.ipynb", "86_tasks/02_fermentation.ipynb", "86_tasks/04_demo.ipynb")
 ]
 # A quick one of each package, for `make test-fast`; whoever works on another one runs its cells with nbdev_test.
 QUICK = (
     "00_system/02_units",
     "00_system/04_platforms/03_platform",
-    "10_config/01_schema",
-    "20_checkpoint/02_store",
-    "21_distributed/01_heartbeat",
-    "22_data/00_batch_forms",
-    "23_offline/01_import_names",
-    "30_watchdog/00_budget",
-    "35_runs/03_history",
-    "36_trackers/00_tracker",
-    "37_contract/01_task",
-    "39_checks/02_diagnosis",
-    "41_training/05_parts/06_nan_guard",
-    "45_jobs/00_prediction",
-    "49_handover/01_request",
-    "55_view/01_run_state",
+    "05_config/01_schema",
+    "25_checkpoint/01_store",
+    "15_distributed/01_hang_detector",
+    "10_data/00_batch_forms",
+    "88_kaggle/00_offline/01_import_names",
+    "20_watchdog/00_time_budget",
+    "30_runs/03_history",
+    "30_runs/09_trackers/00_tracker",
+    "35_task/01_task",
+    "35_task/09_checks/02_error_diagnosis",
+    "50_train/11_parts/06_nan_guard",
+    "55_jobs/00_prediction",
+    "60_launch/01_request",
+    "65_view/01_run_state",
     "60_api/02_check",
-    "65_picker/01_fields",
-    "66_kaggle/01_static_analysis",
-    "70_reports/01_html",
-    "90_cli/00_parsing",
+    "75_picker/01_fields",
+    "88_kaggle/02_static_analysis",
+    "65_view/08_html",
+    "94_cli/00_parsing",
 )
 NOTEBOOKS.sort(key=lambda path: path not in TRAIN_WHOLE_MODELS)  # the longest first
 

@@ -116,7 +116,7 @@ def test_there_is_one_version():
     from importlib.metadata import version
 
     import spectrakit
-    from spectrakit.offline.installer import DISTRIBUTION
+    from spectrakit.kaggle.offline.installer import DISTRIBUTION
 
     assert pyproject["project"]["dynamic"] == ["version"]
     assert spectrakit.__version__ == settings["version"] == version(DISTRIBUTION)
@@ -125,8 +125,8 @@ def test_there_is_one_version():
 
 
 def test_the_distributions_name_is_said_in_one_place_of_the_package():
-    from spectrakit.offline.install_cell import INSTALL_CELL
-    from spectrakit.offline.installer import DISTRIBUTION
+    from spectrakit.kaggle.offline.install_cell import INSTALL_CELL
+    from spectrakit.kaggle.offline.installer import DISTRIBUTION
 
     name = pyproject["project"]["name"]
     assert name == DISTRIBUTION and f"{name}[demo]" in INSTALL_CELL
@@ -175,7 +175,7 @@ def test_the_lock_satisfies_what_the_package_asks_for():
 
 
 def test_a_tracker_that_needs_a_package_is_an_extra_of_its_name():
-    from spectrakit.trackers.registry import TRACKERS
+    from spectrakit.runs.trackers.registry import TRACKERS
 
     needed = {name for name, kind in TRACKERS.items() if kind.packages}
     assert needed and needed <= pyproject["project"]["optional-dependencies"].keys(), (
@@ -463,7 +463,7 @@ def test_a_notebook_that_was_not_cleaned_is_noticed(tmp_path):
     next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")["execution_count"] = 7
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     told = "\n".join(sync.check(top))
-    assert "nbdev_clean changes the tree" in told and "nbs/35_runs/00_events.ipynb: differs" in told
+    assert "nbdev_clean changes the tree" in told and "nbs/30_runs/00_events.ipynb: differs" in told
 
 
 @pytest.mark.slow
@@ -508,135 +508,135 @@ LONGEST_CELL = 40  # lines
 
 # (notebook, first name in the cell) → why it is longer: it would be worse cut up
 LONG_CELLS = {
-    ("00_system/00_masking", "_FIRST"): "a table: a line for each service whose keys are known",
-    ("00_system/00_masking", "_BETWEEN"): "a table: what a secret without a beginning of its own looks like",
-    ("10_config/02_aliases", "_DDP"): "a table: other words for settings",
-    ("10_config/02_aliases", "_SUGGESTED"): "two tables: words that are often meant, and words that mean nothing here",
-    ("10_config/05_resolve", "_RULES"): "a table: a row for each setting that may have no effect",
-    ("23_offline/05_install_cell", "INSTALL_CELL"): "the text of one cell, which stands alone in other notebooks",
-    ("38_predictions/05_ensemble", "Mixture"): "one class: sums, votes and what they mean belong together",
-    ("39_checks/02_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
-    ("65_picker/03_drawing", "_FIELDS"): "a style sheet",
-    ("66_kaggle/05_mistakes", "REMOVED"): "a table: a row for each name that is gone",
-    ("66_kaggle/07_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
+    ("00_system/00_secret_masking", "_FIRST"): "a table: a line for each service whose keys are known",
+    ("00_system/00_secret_masking", "_BETWEEN"): "a table: what a secret without a beginning of its own looks like",
+    ("05_config/02_aliases", "_DDP"): "a table: other words for settings",
+    ("05_config/02_aliases", "_SUGGESTED"): "two tables: words that are often meant, and words that mean nothing here",
+    ("05_config/05_auto_settings", "_RULES"): "a table: a row for each setting that may have no effect",
+    ("88_kaggle/00_offline/05_install_cell", "INSTALL_CELL"): "the text of one cell, which stands alone in other notebooks",
+    ("45_prediction/05_ensemble", "Mixture"): "one class: sums, votes and what they mean belong together",
+    ("35_task/09_checks/02_error_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
+    ("75_picker/03_drawing", "_FIELDS"): "a style sheet",
+    ("88_kaggle/06_mistakes", "REMOVED"): "a table: a row for each name that is gone",
+    ("88_kaggle/08_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
     ("00_system/04_platforms/02_kinds", "KINDS"): "a table: a row for each platform",
     (
         "00_system/04_platforms/03_platform",
         "Platform",
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
-    ("10_config/01_schema", "Config"): "a table of settings",
+    ("05_config/01_schema", "Config"): "a table of settings",
     (
-        "41_training/05_parts/08_cuda_graphs",
+        "50_train/12_cuda_graphs/00_cuda_graphs",
         "CapturedStep",
     ): "a state machine with two entries; each of its steps is short",
-    ("40_steps/01_part", "Part"): "a table: a line for each moment of a run",
-    ("10_config/01_schema", "DilocoConfig"): "a table of settings",
-    ("10_config/01_schema", "DistributedConfig"): "a table of settings",
-    ("10_config/01_schema", "FoldsConfig"): "a table of settings",
-    ("10_config/01_schema", "SearchConfig"): "a table of settings",
+    ("50_train/01_part", "Part"): "a table: a line for each moment of a run",
+    ("05_config/01_schema", "DilocoConfig"): "a table of settings",
+    ("05_config/01_schema", "DistributedConfig"): "a table of settings",
+    ("05_config/01_schema", "FoldsConfig"): "a table of settings",
+    ("05_config/01_schema", "SearchConfig"): "a table of settings",
     (
-        "39_checks/06_run_forecast",
+        "40_forecast/05_run_forecast",
         "Forecast",
     ): "a table of fields, and methods of a line that say what follows from them",
-    ("61_serving/01_answering", "Worker"): "a process, and the two threads that belong to it: each method is short",
-    ("61_serving/01_answering", "Answers"): "a state machine with one entry, each of whose steps is a short method",
-    ("61_serving/02_inference_server", "serve"): "what a server is begun with: six arguments, each explained",
-    ("60_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
-    ("60_api/07_cross_validation", "cross_validate"): "what folds are begun with: nine arguments, each explained",
-    ("71_tuning/07_search", "search"): "what a search is begun with: nine arguments, each explained",
-    ("71_tuning/05_search_loop", "Search"): "the state of what is under way: a table of fields, and short methods",
+    ("84_serving/01_answering", "Worker"): "a process, and the two threads that belong to it: each method is short",
+    ("84_serving/01_answering", "Answers"): "a state machine with one entry, each of whose steps is a short method",
+    ("84_serving/02_inference_server", "serve"): "what a server is begun with: six arguments, each explained",
+    ("70_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
+    ("80_tuning/02_cross_validation", "cross_validate"): "what folds are begun with: nine arguments, each explained",
+    ("80_tuning/06_search/06_search", "search"): "what a search is begun with: nine arguments, each explained",
+    ("80_tuning/06_search/04_search_loop", "Search"): "the state of what is under way: a table of fields, and short methods",
     (
-        "60_api/07_cross_validation",
+        "80_tuning/02_cross_validation",
         "CrossValidation",
     ): "a table of fields, and methods of a line that say what follows from them",
-    ("81_table/05_table", "Table"): "a task: a short method for each question that training asks",
-    ("81_table/05_table", "TableRows"): "what has been read, and by which recipe",
-    ("10_config/01_schema", "TrainerConfig"): "a table of settings",
-    ("10_config/01_schema", "OptimizerConfig"): "a table of settings",
-    ("10_config/01_schema", "TrainingConfig"): "a table of settings",
-    ("10_config/01_schema", "WatchdogConfig"): "a table of settings",
+    ("86_tasks/05_table/05_table", "Table"): "a task: a short method for each question that training asks",
+    ("86_tasks/05_table/05_table", "TableRows"): "what has been read, and by which recipe",
+    ("05_config/01_schema", "TrainerConfig"): "a table of settings",
+    ("05_config/01_schema", "OptimizerConfig"): "a table of settings",
+    ("05_config/01_schema", "TrainingConfig"): "a table of settings",
+    ("05_config/01_schema", "WatchdogConfig"): "a table of settings",
     (
-        "20_checkpoint/06_async_writer",
+        "25_checkpoint/05_async_writer",
         "CheckpointWriter",
     ): "the one face of saving: each method hands on to a part above",
     (
-        "21_distributed/04_context",
+        "15_distributed/04_context",
         "RunContext",
     ): "what a rank knows: a table of fields, and methods that hand on to the functions above",
     (
-        "30_watchdog/00_budget",
+        "20_watchdog/00_time_budget",
         "Budget",
     ): "the clock that everybody asks: fields with their meaning, and methods of a line",
     (
-        "30_watchdog/01_watchdog",
+        "20_watchdog/01_watchdog",
         "Watchdog",
     ): "what a user holds: a method for each question, and how the block begins and ends",
-    ("35_runs/03_history", "History"): "the one reader of a run: a property for each question, most of them one line",
+    ("30_runs/03_history", "History"): "the one reader of a run: a property for each question, most of them one line",
     (
-        "37_contract/01_task",
+        "35_task/01_task",
         "Task",
     ): "the protocol: a method for each thing that a task may have, with what it gets and returns",
-    ("37_contract/03_recorder", "StandIn"): "one object that behaves as another: a method for each way to ask it",
-    ("40_steps/03_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
+    ("35_task/02_shared_forward", "StandIn"): "one object that behaves as another: a method for each way to ask it",
+    ("50_train/02_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     (
-        "41_training/05_parts/02_out_of_memory",
+        "50_train/11_parts/02_out_of_memory",
         "OutOfMemory",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/03_loss_scaling",
+        "50_train/11_parts/03_loss_scaling",
         "LossScaling",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/05_ema",
+        "50_train/11_parts/05_ema",
         "Ema",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/06_nan_guard",
+        "50_train/11_parts/06_nan_guard",
         "NanGuard",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/07_weight_average",
+        "50_train/11_parts/07_weight_average",
         "WeightAverage",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/09_step_capture",
+        "50_train/12_cuda_graphs/01_step_capture",
         "CudaGraphs",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/11_diloco",
+        "50_train/03_diloco/04_diloco",
         "Diloco",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/14_logging",
+        "50_train/11_parts/10_logging",
         "Logging",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "41_training/05_parts/15_boundary",
+        "50_train/11_parts/11_boundary",
         "Evaluation",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
-    ("41_training/00_setup", "prepare"): "what is decided before the first step, in the order in which it is",
-    ("41_training/08_loop", "train_steps"): "a whole step read from top to bottom",
-    ("55_view/01_run_state", "Curve"): "one curve: how a point is taken in, and its slices merged",
-    ("55_view/01_run_state", "RunState"): "all that a view knows of a run, by groups",
-    ("55_view/06_text", "BarView"): "one view: when a bar is opened, drawn and ended",
-    ("55_view/06_text", "TextView"): "one view: what it reads, and how a line is drawn over or written",
-    ("56_cell/03_buttons", "Buttons"): "two widgets, from their making to their removal",
-    ("56_cell/04_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
-    ("22_data/03_samples", "SeededSamples"): "one state: what a sample may draw from, found, told and taken over",
-    ("22_data/06_loaders", "LoadedBatches"): "one reading: how it begins, goes on after a loss, and begins anew",
-    ("22_data/06_loaders", "_Loader"): "one state: workers that begin, are replaced, kept and ended",
-    ("22_data/08_streams", "StreamSamples"): "a data set: all that its readers ask of it",
-    ("22_data/06_loaders", "Workers"): "one choice and its state: how it is made, taken and taken back",
-    ("45_jobs/08_serving", "Together"): "several models as one: a method for each step of an answer",
-    ("60_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
-    ("65_picker/04_picker", "Form"): "the widgets of one form and how they follow the selection",
-    ("65_picker/04_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
-    ("71_tuning/03_study", "Study"): "what a user holds: a property for each question, most of them one line",
-    ("82_lm/03_reading", "_Cursor"): "a place in a corpus, and the one loop that moves it",
-    ("82_lm/03_reading", "DocumentReading"): "a buffer, a generator and a place, which are one state",
-    ("82_lm/04_sequences", "SequenceReading"): "documents, texts under way, rows and a rest, which are one state",
-    ("82_lm/06_language_model", "LanguageModel"): "a task: a short method for each question that training asks",
-    ("80_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
+    ("50_train/07_setup", "prepare"): "what is decided before the first step, in the order in which it is",
+    ("50_train/14_loop", "train_steps"): "a whole step read from top to bottom",
+    ("65_view/01_run_state", "Curve"): "one curve: how a point is taken in, and its slices merged",
+    ("65_view/01_run_state", "RunState"): "all that a view knows of a run, by groups",
+    ("65_view/06_terminal", "BarView"): "one view: when a bar is opened, drawn and ended",
+    ("65_view/06_terminal", "TextView"): "one view: what it reads, and how a line is drawn over or written",
+    ("65_view/07_cell/03_buttons", "Buttons"): "two widgets, from their making to their removal",
+    ("65_view/07_cell/04_live", "LiveView"): "one view: what is due; drawing is done by the functions below it",
+    ("10_data/03_samples", "SeededSamples"): "one state: what a sample may draw from, found, told and taken over",
+    ("10_data/06_loaders", "LoadedBatches"): "one reading: how it begins, goes on after a loss, and begins anew",
+    ("10_data/06_loaders", "_Loader"): "one state: workers that begin, are replaced, kept and ended",
+    ("10_data/08_streams", "StreamSamples"): "a data set: all that its readers ask of it",
+    ("10_data/06_loaders", "Workers"): "one choice and its state: how it is made, taken and taken back",
+    ("55_jobs/07_serving", "Together"): "several models as one: a method for each step of an answer",
+    ("70_api/00_run", "Run"): "what a user holds: a property for each question, most of them one line",
+    ("75_picker/04_picker", "Form"): "the widgets of one form and how they follow the selection",
+    ("75_picker/04_picker", "ProfilePicker"): "what a user holds: a method for each thing to do with the selection",
+    ("80_tuning/06_search/02_study", "Study"): "what a user holds: a property for each question, most of them one line",
+    ("92_lm/03_reading", "_Cursor"): "a place in a corpus, and the one loop that moves it",
+    ("92_lm/03_reading", "DocumentReading"): "a buffer, a generator and a place, which are one state",
+    ("92_lm/04_sequences", "SequenceReading"): "documents, texts under way, rows and a rest, which are one state",
+    ("92_lm/06_language_model", "LanguageModel"): "a task: a short method for each question that training asks",
+    ("86_tasks/02_fermentation", "Fermentation"): "a task as a user writes it: one class",
 }
 
 # (notebook, first name in the cell) → why no cell shows it

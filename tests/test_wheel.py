@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import sync
-from spectrakit.offline.wheels import write_wheel
+from spectrakit.kaggle.offline.wheels import write_wheel
 from wheel_env import built_wheel, environment_with
 
 pytestmark = pytest.mark.slow

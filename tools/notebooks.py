@@ -136,7 +136,7 @@ FOLDED = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden
 
 def install_cell() -> str:
     "The cell that installs, as notebooks have it: with the release that settings.ini gives an address, if any."
-    from spectrakit.offline.install_cell import install_cell
+    from spectrakit.kaggle.offline.install_cell import install_cell
 
     settings = ConfigParser(interpolation=None)
     settings.read(root / "settings.ini", encoding="utf-8")

@@ -17,7 +17,7 @@ from odd_runs import plain_run
 from spectrakit.config.compose import compose
 from spectrakit.runs.events import log_file, read_events
 from spectrakit.system.errors import RequestError
-from spectrakit.watchdog.budget import NoTimeLeft
+from spectrakit.watchdog.time_budget import NoTimeLeft
 from tasks import Line
 
 WORDS = ("trainer.accelerator=cpu", "trainer.max_epochs=1", "run.console=none", "launch.mode=inline")

@@ -7,7 +7,7 @@ import torch
 
 from helpers import task, tree_hashes
 from spectrakit.api.check import check
-from spectrakit.checks.results import PART_NAMES
+from spectrakit.task.checks.check_results import PART_NAMES
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError

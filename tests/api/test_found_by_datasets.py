@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from in_process import INLINE, furthest, weights
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()

@@ -10,7 +10,7 @@ import torch
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.training.parts.ema import ema_stays
+from spectrakit.train.parts.ema import ema_stays
 from test_pages import FENCE
 
 pytestmark = pytest.mark.slow

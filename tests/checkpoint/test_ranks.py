@@ -9,10 +9,10 @@ from spectrakit.checkpoint.store import checkpoints
 from spectrakit.config.compose import compose
 from spectrakit.config.profile_files import profiles
 from spectrakit.distributed.context import RunContext, create_run_context
-from spectrakit.steps.state import Execution
+from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import train_run
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.train.loop import train_run
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 
 class NotMain(RunContext):

@@ -44,13 +44,13 @@ from spectrakit.checkpoint.store import (
     verify,
     write_tensors,
 )
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.config.schema import CheckpointConfig
 from spectrakit.distributed.context import create_run_context
 from spectrakit.launch.launcher import tidy_checkpoints
 from spectrakit.runs.events import EventLog, last_event, read_events
-from spectrakit.steps.state import (
+from spectrakit.train.state import (
     Data,
     Execution,
     Goal,
@@ -67,8 +67,8 @@ from spectrakit.steps.state import (
 )
 from spectrakit.system.files import file_sha256
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import train_run
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.train.loop import train_run
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 from tasks import Line
 
 MIB = 2**20

@@ -18,7 +18,7 @@ from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.cli.main import COMMANDS, main
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.view.plots import plot_curves
-from spectrakit.view.text import TextView
+from spectrakit.view.terminal import TextView
 
 COMMANDS = list(COMMANDS)
 QUICK = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_steps=2", "data.batch_size=8")

@@ -7,12 +7,12 @@ import pytest
 
 import spectrakit as sk
 import spectrakit.api.run
-import spectrakit.cell.live
+import spectrakit.view.cell.live
 from odd_runs import ODD, SCRIPT, odd_run, plain_run
 from spectrakit.api.run import Run, summarize
-from spectrakit.cell.live import LiveView, watch
+from spectrakit.view.cell.live import LiveView, watch
 from spectrakit.cli.main import main
-from spectrakit.view.text import TextView
+from spectrakit.view.terminal import TextView
 from tasks import Line
 
 pytestmark = pytest.mark.slow  # pictures of runs are drawn
@@ -32,7 +32,7 @@ def sent(monkeypatch) -> list[dict]:
             self._handle = self
             found.append(data)
 
-    monkeypatch.setattr(spectrakit.cell.live, "Screen", Sheet)
+    monkeypatch.setattr(spectrakit.view.cell.live, "Screen", Sheet)
     return found
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_vanishes_while_it_is_watched_is_told(here, monkeypatch, c
             shutil.rmtree(folder)
         return len(asked) == 1
 
-    monkeypatch.setattr(spectrakit.cell.live, "is_locked", held)
+    monkeypatch.setattr(spectrakit.view.cell.live, "is_locked", held)
     watch(path, poll_s=0)
     assert "gone is not there any more" in capsys.readouterr().err
 

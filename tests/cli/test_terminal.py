@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from helpers import clean_environ
-from spectrakit.cli import completion
+from spectrakit.cli.commands import completion
 from spectrakit.cli.main import COMMANDS, main
 from spectrakit.cli.output import in_colour, table_text
 from spectrakit.config.compose import compose, describe
 from spectrakit.view.run_state import RunState, apply_event
-from spectrakit.view.text import fitting, progress_line
+from spectrakit.view.terminal import fitting, progress_line
 
 ROOT = Path(__file__).resolve().parents[2]
 

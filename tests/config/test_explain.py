@@ -9,9 +9,9 @@ from torch.utils.data import TensorDataset
 
 from helpers import run_cli
 from spectrakit import explain
-from spectrakit.config.batch_plan import plan_batches
+from spectrakit.config.effective_batch import plan_batches
 from spectrakit.config.compose import compose, override
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 from spectrakit.system.errors import RequestError
 
 

@@ -12,14 +12,14 @@ import yaml
 import spectrakit
 from spectrakit.config.compose import compose, diff, from_dict, profile_settings, sha256, snapshot
 from spectrakit.config.profile_files import load_yaml, profile_intent, profiles
-from spectrakit.config.resolve import resolve_env
+from spectrakit.config.auto_settings import resolve_env
 from spectrakit.config.schema import get, to_dict
 from spectrakit.distributed.topology import plan_processes
 from spectrakit.system.errors import RequestError
 from spectrakit.system.hardware import Gpu, choose_precision
 from spectrakit.system.platforms.detect import detect
 from spectrakit.system.units import parse_duration
-from spectrakit.watchdog.budget import Budget, check_time, time_limit
+from spectrakit.watchdog.time_budget import Budget, check_time, time_limit
 
 NAMES = (
     "a100",

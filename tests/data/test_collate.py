@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from spectrakit.contract.task import collate_of
+from spectrakit.task.task import collate_of
 
 WORDS = (
     "trainer.accelerator=cpu",

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.fingerprint import fingerprint_change
 from spectrakit.data.loaders import Placement, eval_batches, train_batches
-from spectrakit.data.order import Keys, epoch_order, eval_cuts, mix_seed, train_cuts
+from spectrakit.data.sample_order import Keys, epoch_order, eval_cuts, mix_seed, train_cuts
 from spectrakit.data.samples import SeededSamples
 
 

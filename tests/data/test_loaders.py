@@ -13,9 +13,9 @@ from torch.utils.data import Dataset, Subset
 
 import spectrakit as sk
 from helpers import wait_for
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.data.loaders import LoadedBatches
-from spectrakit.data.order import EpochPlan, train_cuts
+from spectrakit.data.sample_order import EpochPlan, train_cuts
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 
@@ -23,10 +23,10 @@ READ = """
 from functools import partial
 import torch
 from torch.utils.data import TensorDataset
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import LoadedBatches
-from spectrakit.data.order import EpochPlan, eval_cuts
+from spectrakit.data.sample_order import EpochPlan, eval_cuts
 samples = TensorDataset(torch.arange(8.0))
 config = compose("dataloader.num_workers=1", "data.shuffle=false", "data.batch_size=4")
 batches = LoadedBatches(samples, "cpu", EpochPlan(partial(eval_cuts, BatchPlan(8, 4))), config.dataloader)
@@ -94,10 +94,10 @@ from multiprocessing.util import get_temp_dir
 from functools import partial
 import torch
 from torch.utils.data import get_worker_info
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import LoadedBatches
-from spectrakit.data.order import EpochPlan, train_cuts
+from spectrakit.data.sample_order import EpochPlan, train_cuts
 
 class Noisy:
     trouble = ""

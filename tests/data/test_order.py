@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from spectrakit.config.batch_plan import BatchPlan
-from spectrakit.data.order import ComputedOrder, EpochPlan, epoch_order, mix_seed, times_seen, train_cuts
+from spectrakit.config.effective_batch import BatchPlan
+from spectrakit.data.sample_order import ComputedOrder, EpochPlan, epoch_order, mix_seed, times_seen, train_cuts
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 1023, 1024, 1025, 65_537])

@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import save_file
 from torch.utils.data import Subset, TensorDataset
 
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import (
     Copies,
@@ -23,7 +23,7 @@ from spectrakit.data.loaders import (
     eval_batches,
     train_batches,
 )
-from spectrakit.data.rows import ArrayDataset, columns_of, take_rows
+from spectrakit.data.array_rows import ArrayDataset, columns_of, take_rows
 from spectrakit.system.errors import RequestError
 
 X, Y = torch.arange(92.0).reshape(23, 4), torch.arange(23)

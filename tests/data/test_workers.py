@@ -12,19 +12,19 @@ from torch.utils.data import get_worker_info
 
 import spectrakit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
-from spectrakit.config.batch_plan import BatchPlan
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.config.workers import Reading, ReadingTimes, choose_workers
-from spectrakit.contract.task import Task
+from spectrakit.config.loader_workers import Reading, ReadingTimes, choose_workers
+from spectrakit.task.task import Task
 from spectrakit.data import loaders
 from spectrakit.data.loaders import LoadedBatches, Placement, train_batches
-from spectrakit.data.order import EpochPlan, train_cuts
+from spectrakit.data.sample_order import EpochPlan, train_cuts
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import read_events
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.platforms.detect import detect
-from spectrakit.training.loop import NullLog
-from spectrakit.training.setup import keep_reading
+from spectrakit.train.loop import NullLog
+from spectrakit.train.setup import keep_reading
 
 PLAN = EpochPlan(partial(train_cuts, BatchPlan(120, 3, 2)), seed=5, shuffle=True)
 

@@ -24,12 +24,12 @@ from spectrakit.api.actions import fit, predict
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, read_manifest, verify
 from spectrakit.config.compose import compose
 from spectrakit.data.loaders import eval_batches
-from spectrakit.handover.job import Job
-from spectrakit.handover.job_kind import TRAIN, kind_named
-from spectrakit.handover.request import new_request
+from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import TRAIN, kind_named
+from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
 from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.steps.evaluation import evaluate
+from spectrakit.train.evaluation import evaluate
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.view.figures import figures

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 from spectrakit.config.compose import compose
-from spectrakit.contract.optimizer import build_optimizer
+from spectrakit.train.build.optimizer import build_optimizer
 from spectrakit.distributed.fsdp import (
     all_finite,
     gradient_norm_clip,

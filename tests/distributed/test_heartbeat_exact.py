@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from spectrakit.distributed.heartbeat import (
+from spectrakit.distributed.hang_detector import (
     FAILED,
     HURRY,
     SAVE_NOW,

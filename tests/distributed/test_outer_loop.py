@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from spectrakit.distributed.outer_loop import (
+from spectrakit.train.diloco.outer_loop import (
     OuterLoop,
     end_round,
     flat,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import TESTS
-from spectrakit.distributed.link import ring_bytes
+from spectrakit.forecast.link_cost import ring_bytes
 
 pytestmark = pytest.mark.slow
 

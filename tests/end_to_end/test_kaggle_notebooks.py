@@ -24,8 +24,8 @@ import notebooks
 import spectrakit as sk
 from spectrakit.runs.history import outline
 from spectrakit.runs.run_dir import find_runs, read_environment
-from spectrakit.table.columns import folds_of
-from spectrakit.table.table import Table
+from spectrakit.tasks.table.columns import folds_of
+from spectrakit.tasks.table.table import Table
 from test_house import PATH_IN_OUTPUT
 
 root = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from spectrakit.api.run import Run
-from spectrakit.predictions.submission_file import read_record
+from spectrakit.prediction.submission_file import read_record
 from spectrakit.runs.events import read_events
 
 from .crashes import BALLAST, restarts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from helpers import wait_for
 from spectrakit.api.run import Run
-from spectrakit.predictions.submission_file import read_record
+from spectrakit.prediction.submission_file import read_record
 from spectrakit.runs.events import last_event, read_events
 
 from .crashes import restarts

@@ -19,8 +19,8 @@ import psutil
 
 from helpers import start_cli, wait_for
 from spectrakit.api.run import list_runs
-from spectrakit.runs.groups import DONE
-from spectrakit.tuning.study import Study, open_study
+from spectrakit.runs.run_groups import DONE
+from spectrakit.tuning.search.study import Study, open_study
 
 TASK = f"{Path(__file__).resolve().parent.parent / 'fault_tasks.py'}:Drops"
 WORDS = (

@@ -13,9 +13,9 @@ import spectrakit as sk
 import spectrakit.api.actions
 import spectrakit.api.preflight
 import spectrakit.kaggle.client
-import spectrakit.offline.wheelhouse
+import spectrakit.kaggle.offline.wheelhouse
 import spectrakit.tuning.lr_finder
-import spectrakit.tuning.search
+import spectrakit.tuning.search.search
 from spectrakit.checkpoint.store import CheckpointError
 from spectrakit.kaggle.client import KaggleError
 from spectrakit.system.secrets import SecretError
@@ -42,8 +42,8 @@ def nothing_begins(here, monkeypatch):
     monkeypatch.setattr(spectrakit.api.actions, "launch", began)
     monkeypatch.setattr(spectrakit.api.preflight, "launch", began)
     monkeypatch.setattr(spectrakit.tuning.lr_finder, "launch", began)
-    monkeypatch.setattr(spectrakit.tuning.search, "run_trials", began)
-    monkeypatch.setattr(spectrakit.offline.wheelhouse, "_gather", began)
+    monkeypatch.setattr(spectrakit.tuning.search.search, "run_trials", began)
+    monkeypatch.setattr(spectrakit.kaggle.offline.wheelhouse, "_gather", began)
     monkeypatch.setattr(spectrakit.kaggle.client, "call_client", began)
     monkeypatch.setattr(spectrakit.kaggle.client, "client", began)
 

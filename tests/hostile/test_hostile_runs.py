@@ -19,10 +19,10 @@ from spectrakit.api.run import list_runs, open_run
 from spectrakit.checkpoint.store import CheckpointContent, save_checkpoint
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose, snapshot
-from spectrakit.contract.task import Task
-from spectrakit.handover.consent import trust
-from spectrakit.reports.comparison import compare
-from spectrakit.reports.run_report import report
+from spectrakit.task.task import Task
+from spectrakit.launch.consent import trust
+from spectrakit.pages.comparison import compare
+from spectrakit.pages.run_report import report
 from spectrakit.runs.history import read_history
 from spectrakit.runs.run_dir import is_foreign
 from spectrakit.system.errors import RequestError

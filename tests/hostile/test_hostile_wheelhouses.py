@@ -14,9 +14,9 @@ from hostile_harness import Case, Place, check
 from test_hostile_kernels import INSTEAD, cell, kernel, notebook
 from test_hostile_runs import shell
 
-from spectrakit.offline import installer
-from spectrakit.offline.import_names import read_wheels
-from spectrakit.offline.installer import PYTHON
+from spectrakit.kaggle.offline import installer
+from spectrakit.kaggle.offline.import_names import read_wheels
+from spectrakit.kaggle.offline.installer import PYTHON
 
 SIGNS = "\x1b[2J\x1b]0;x\x07"
 NAME = "thing-1.0-py3-none-any.whl"

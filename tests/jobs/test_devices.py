@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 from spectrakit.checkpoint.mirror import mirror_files, mirror_folder
 from spectrakit.cli.main import main
-from spectrakit.reports.run_report import report
+from spectrakit.pages.run_report import report
 from spectrakit.runs.events import EventLog, EventReader, log_file
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import write_atomic

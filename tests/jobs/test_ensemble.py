@@ -12,7 +12,7 @@ from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs import ensemble
 from spectrakit.jobs.ensemble import predict_runs
 from spectrakit.jobs.prediction import Member, Target
-from spectrakit.predictions.ensemble import Mixture
+from spectrakit.prediction.ensemble import Mixture
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from spectrakit.config.compose import compose
-from spectrakit.distributed.heartbeat import Pace
+from spectrakit.distributed.hang_detector import Pace
 from spectrakit.jobs import measurement
-from spectrakit.steps import schedule
+from spectrakit.train import schedule
 from spectrakit.view.run_state import RunState, apply_event, estimate_left_s
 from spectrakit.view.tiles import finish
-from spectrakit.watchdog.budget import Budget, TimeLimit
+from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 
 class Clock:
@@ -131,7 +131,7 @@ def test_the_compilation_is_remembered_when_its_step_is_forgotten():
 
 def test_timed_steps_that_compile_count_once(monkeypatch, clock):
     "Recorded: the step with the last, smaller batch of an epoch compiles for 20 s among the timed ones."
-    from spectrakit.config.batch_plan import BatchPlan
+    from spectrakit.config.effective_batch import BatchPlan
 
     state = SimpleNamespace(
         data=SimpleNamespace(plan=BatchPlan(64, 8), train=SimpleNamespace(plan=None)),

@@ -17,7 +17,7 @@ import spectrakit as sk
 from spectrakit.api import actions
 from spectrakit.api.run import summarize
 from spectrakit.checkpoint.store import find_checkpoint, verify
-from spectrakit.predictions.submission_file import read_record
+from spectrakit.prediction.submission_file import read_record
 from spectrakit.runs.events import read_events
 from spectrakit.system.errors import RequestError
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from spectrakit.checkpoint.arrays import read_arrays
+from spectrakit.system.array_archive import read_arrays
 from spectrakit.config.compose import compose
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs.prediction import not_finite, predict_dataset, save_arrays
-from spectrakit.predictions.prediction_spool import PredictionSpool
+from spectrakit.prediction.prediction_spool import PredictionSpool
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 
@@ -33,7 +33,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_gives_what_memory_gives(tmp_path, monkeypatch, kind):
     held = PredictionSpool(Task())
-    monkeypatch.setattr("spectrakit.predictions.prediction_spool.IN_MEMORY", 0)
+    monkeypatch.setattr("spectrakit.prediction.prediction_spool.IN_MEMORY", 0)
     spooled = PredictionSpool(Task(), tmp_path)
     for part in KINDS[kind]:
         held.add({"predictions": part})
@@ -52,7 +52,7 @@ class Wide(Task):
 
 
 def test_what_is_held_does_not_grow_with_the_predictions(tmp_path, monkeypatch):
-    monkeypatch.setattr("spectrakit.predictions.prediction_spool.IN_MEMORY", 2**22)
+    monkeypatch.setattr("spectrakit.prediction.prediction_spool.IN_MEMORY", 2**22)
     cfg = compose("trainer.accelerator=cpu", "data.micro_batch_size=4")
     context = create_run_context(cfg, detect({"PATH": ""}, shell=""))
     data = torch.utils.data.TensorDataset(torch.arange(200.0)[:, None])
@@ -68,7 +68,7 @@ def test_what_is_held_does_not_grow_with_the_predictions(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("spectrakit.predictions.prediction_spool.IN_MEMORY", 0)
+    monkeypatch.setattr("spectrakit.prediction.prediction_spool.IN_MEMORY", 0)
     with pytest.raises(RequestError, match="predictions do not fit into .*nowhere.*Make room"):
         PredictionSpool(Task(), tmp_path / "nowhere").add({"predictions": np.ones((2, 3))})
 

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.config.compose import compose
-from spectrakit.contract.task import Task
+from spectrakit.task.task import Task
 from spectrakit.runs.events import read_events
 from spectrakit.system.errors import RequestError
 

@@ -29,8 +29,8 @@ from spectrakit.kaggle.metadata import (
 )
 from spectrakit.kaggle.requirements import wheels_beside
 from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
-from spectrakit.offline.install_cell import INSTALL_CELL, list_sha256, naming
-from spectrakit.offline.wheels import write_wheel
+from spectrakit.kaggle.offline.install_cell import INSTALL_CELL, list_sha256, naming
+from spectrakit.kaggle.offline.wheels import write_wheel
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -355,7 +355,7 @@ def test_a_title_with_quotes_is_only_text(call, here):
 
 @slow
 def test_the_notebook_runs_as_kaggle_runs_it(call, here):
-    "With a task that comes from a file; the one that stands in the code itself runs in nbs/66_kaggle/07_init.ipynb."
+    "With a task that comes from a file; the one that stands in the code itself runs in nbs/88_kaggle/08_init.ipynb."
     wheels_in(here)
     assert call("init", "made", "--title", "First kernel", "--kind", "script")[0] == 0
     text = (here / "made" / "first-kernel.py").read_text()

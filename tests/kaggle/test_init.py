@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from spectrakit.api.cross_validation import CrossValidation
+from spectrakit.tuning.cross_validation import CrossValidation
 from spectrakit.api.run import Run
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
 from spectrakit.kaggle.client import KaggleError, push_kernel
-from spectrakit.tuning.study import Study
+from spectrakit.tuning.search.study import Study
 
 
 @pytest.fixture

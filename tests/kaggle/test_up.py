@@ -10,7 +10,7 @@ import pytest
 
 from helpers import run_cli
 from spectrakit.kaggle.up import Submission, submit_kernel
-from spectrakit.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
+from spectrakit.kaggle.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
 
 pytestmark = pytest.mark.slow
 

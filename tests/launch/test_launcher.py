@@ -15,7 +15,7 @@ from spectrakit.api.actions import fit, resume
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
-from spectrakit.handover.job import check_task_name, load_task, name_of
+from spectrakit.launch.job import check_task_name, load_task, name_of
 from spectrakit.runs.events import columns, last_event
 from spectrakit.runs.run_dir import is_locked
 from spectrakit.system.errors import RequestError

@@ -16,7 +16,7 @@ from helpers import SETTINGS, TESTS, is_relay, only_run, wait_for
 from spectrakit.api.actions import fit
 from spectrakit.api.run import open_run
 from spectrakit.config.compose import compose
-from spectrakit.handover.log_relay import LogRelay
+from spectrakit.launch.log_relay import LogRelay
 from spectrakit.launch.warm_worker import drop_spare
 from talking import FLOOD, KEY, PASSWORD, VALUE, Talking
 

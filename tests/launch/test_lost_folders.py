@@ -12,7 +12,7 @@ from helpers import mount, mounted, run_cli, task
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import open_run
 from spectrakit.config.compose import compose
-from spectrakit.distributed.heartbeat import create_page
+from spectrakit.distributed.hang_detector import create_page
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import storage_cause, storage_problem
 from tasks import Submitting

@@ -26,7 +26,7 @@ from spectrakit.api.actions import fit, resume
 from spectrakit.api.run import Run, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, read_manifest, verify
 from spectrakit.config.compose import compose
-from spectrakit.distributed.heartbeat import (
+from spectrakit.distributed.hang_detector import (
     FAILED,
     STOP,
     HangDetector,
@@ -40,14 +40,14 @@ from spectrakit.distributed.heartbeat import (
     stop_file,
 )
 from spectrakit.distributed.topology import Processes, plan_processes
-from spectrakit.handover import job as jobs
-from spectrakit.handover.job import Job
-from spectrakit.handover.job_kind import PREDICT, TRAIN, kind_named
-from spectrakit.handover.request import new_request
+from spectrakit.launch import job as jobs
+from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import PREDICT, TRAIN, kind_named
+from spectrakit.launch.request import new_request
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
 from spectrakit.launch.attempt import Attempt
-from spectrakit.launch.diagnosis import AttemptResult, Observed, first_error
+from spectrakit.launch.exit_diagnosis import AttemptResult, Observed, first_error
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
 from spectrakit.launch.supervisor import Situation, watch_process
 from spectrakit.launch.worker import _check_fork
@@ -1028,8 +1028,8 @@ def test_the_handlers_that_were_there_are_put_back():
 def test_what_a_killed_notebook_left_is_removed_and_nothing_else(tmp_path):
     "A job folder that is held, one that is not, one that never was, and a page of memory."
     script = (
-        "import os, sys; from pathlib import Path; from spectrakit.distributed.heartbeat import create_page; "
-        "from spectrakit.handover.job import locked_job_folder\n"
+        "import os, sys; from pathlib import Path; from spectrakit.distributed.hang_detector import create_page; "
+        "from spectrakit.launch.job import locked_job_folder\n"
         "page = create_page(2, (sys.argv[1],)); folder = Path(sys.argv[1], 'spectrakit-job-' + sys.argv[2]); "
         "folder.mkdir()\n"
         "(folder / 'array-0.npy').touch()\nwith locked_job_folder(folder):\n    print('held', flush=True)\n    input()"
@@ -1119,10 +1119,10 @@ for module, names in elsewhere.items():
     for name in names: delattr(module, name)
 sys.modules["fcntl"] = None
 from spectrakit.cli import main as cli
-from spectrakit.distributed import heartbeat
+from spectrakit.distributed import hang_detector as heartbeat
 from spectrakit.launch import launcher as launch
 from spectrakit.api import actions, run
-from spectrakit.launch import diagnosis
+from spectrakit.launch import exit_diagnosis as diagnosis
 from spectrakit.launch import supervisor as supervise
 from spectrakit.launch import worker
 page = heartbeat.create_page(2)

@@ -95,7 +95,7 @@ def test_a_folder_that_is_deleted_is_noticed_at_the_next_save(here, capsys, mode
 def test_modules_in_the_working_folder_do_not_stand_in_for_pythons_in_a_shell(here):
     for name in ("random", "typing", "logging", "dataclasses", "yaml"):
         (here / f"{name}.py").write_text("raise SystemExit('taken for Python’s')")
-    (here / "mine.py").write_text("from spectrakit.contract.task import Task\n\n\nclass Mine(Task):\n    pass\n")
+    (here / "mine.py").write_text("from spectrakit.task.task import Task\n\n\nclass Mine(Task):\n    pass\n")
     command = [sys.executable, "-m", "spectrakit", "check", "mine:Mine"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "taken for" not in ended.stdout + ended.stderr

@@ -10,10 +10,10 @@ import pytest
 
 from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
-from spectrakit.contract.task import Task
-from spectrakit.contract.task_code import code_fingerprint
+from spectrakit.task.task import Task
+from spectrakit.task.source_identity import code_fingerprint
 from spectrakit.runs.events import last_event
-from spectrakit.runs.resume_changes import code_change
+from spectrakit.runs.resume_compatibility import code_change
 from spectrakit.system.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -692,7 +692,7 @@ def test_a_definition_that_is_added_or_taken_away_counts(here, before, now):
         assert code_change(first, second) and code_change(second, first)
     files = []
     for text in (before, now):
-        (here / "mine.py").write_text(f"from spectrakit.contract.task import Task\n{text}")
+        (here / "mine.py").write_text(f"from spectrakit.task.task import Task\n{text}")
         files.append(code_fingerprint(f"{here / 'mine.py'}:T"))
     assert code_change(*files) and code_change(*reversed(files))
 

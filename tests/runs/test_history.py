@@ -9,7 +9,7 @@ import pytest
 
 import spectrakit
 from spectrakit.api.run import Run, open_run, summarize
-from spectrakit.cli.runs import show
+from spectrakit.cli.commands.runs import show
 from spectrakit.config.compose import compose, snapshot
 from spectrakit.runs.events import EventLog, effective_events, log_file, read_events
 from spectrakit.runs.history import History, read_all_events, read_end, read_history

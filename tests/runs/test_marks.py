@@ -13,7 +13,7 @@ from helpers import ONE_PROCESS, run_cli, task
 from spectrakit.api.actions import fit, predict, resume
 from spectrakit.checkpoint.store import add_average, checkpoints, drop_averages, find_checkpoint, is_own, verify
 from spectrakit.config.compose import compose
-from spectrakit.handover.consent import trust
+from spectrakit.launch.consent import trust
 from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import is_foreign
 from spectrakit.system.errors import RequestError

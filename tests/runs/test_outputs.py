@@ -14,8 +14,8 @@ import pytest
 
 import spectrakit as sk
 from helpers import clean_environ, tree_hashes
-from spectrakit.runs import outputs
-from spectrakit.runs.outputs import MANIFEST, Sealed, limits, notes_on, seal_after, seal_output, walk
+from spectrakit.runs import session_outputs as outputs
+from spectrakit.runs.session_outputs import MANIFEST, Sealed, limits, notes_on, seal_after, seal_output, walk
 from spectrakit.runs.run_dir import locked
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import file_sha256
@@ -348,7 +348,7 @@ def test_after_a_run_on_kaggle(trained_copy, capsys, monkeypatch):
 @pytest.mark.slow
 def test_fit_seals_after_the_predictions(here, capsys, monkeypatch):
     from spectrakit.api import actions as kit
-    from spectrakit.handover import request
+    from spectrakit.launch import request
     from tasks import Submitting
 
     monkeypatch.setattr(request, "detect", lambda: on_kaggle(here))

@@ -8,7 +8,7 @@ import pytest
 
 from odd_runs import ODD, evaluation, odd_run, step
 from spectrakit.api.run import Run
-from spectrakit.cli.runs import runs
+from spectrakit.cli.commands.runs import runs
 from spectrakit.config.compose import compose, snapshot
 from spectrakit.runs.events import encode_event, log_file
 from spectrakit.runs.history import read_history, read_overview

@@ -28,7 +28,7 @@ import signal
 import time
 from pathlib import Path
 
-from spectrakit.table.table import Table
+from spectrakit.tasks.table.table import Table
 
 
 def once(name):
@@ -56,7 +56,7 @@ class Moody(Table):
 FRAMED = """
 import polars
 
-from spectrakit.table.table import Table
+from spectrakit.tasks.table.table import Table
 
 
 class Framed(Table):
@@ -70,7 +70,7 @@ class Framed(Table):
 PICKY = """
 import time
 
-from spectrakit.table.table import Table
+from spectrakit.tasks.table.table import Table
 
 
 class Picky(Table):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from spectrakit.predictions.submission import Sample, Sheet
+from spectrakit.prediction.submission_check import Sample, Sheet
 from spectrakit.serving.standing_answer import StandingAnswer, mend
 from spectrakit.system.errors import RequestError
 

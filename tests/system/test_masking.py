@@ -8,7 +8,7 @@ import pytest
 
 from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
-from spectrakit.system.masking import MaskedStream, mask_file, masked
+from spectrakit.system.secret_masking import MaskedStream, mask_file, masked
 from tasks import Line
 
 VALUE = "hf_0123456789abcdef"

@@ -7,7 +7,7 @@ from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_cla
 from detect_secrets.settings import transient_settings
 from test_secret_table import TEXTS
 
-from spectrakit.system.masking import masked
+from spectrakit.system.secret_masking import masked
 
 LOW, MIXED, HEX = "k3m9q7x2w8z4" * 6, "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0" * 4, "0f1e2d3c4b5a6978" * 6
 DETECTORS = {kind.__name__: kind for kind in get_mapping_from_secret_type_to_class().values()}

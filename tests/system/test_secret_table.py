@@ -9,12 +9,12 @@ from urllib.parse import quote
 import pytest
 
 from spectrakit.config.compose import compose, diff, snapshot
-from spectrakit.reports.html import plain
+from spectrakit.view.html import plain
 from spectrakit.runs.events import encode_event
 from spectrakit.system.errors import RequestError
-from spectrakit.system.masking import FORMS, MaskedStream, mask_file, masked, masked_value
+from spectrakit.system.secret_masking import FORMS, MaskedStream, mask_file, masked, masked_value
 from spectrakit.view.svg import escaped
-from spectrakit.view.text import printable
+from spectrakit.view.terminal import printable
 
 MIXED = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0u1V2w3X4y5Z6"
 HEX = "0f1e2d3c4b5a69788796a5b4c3d2e1f0" * 3

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
-from spectrakit.data.order import epoch_order
+from spectrakit.data.sample_order import epoch_order
 
 pytestmark = pytest.mark.slow  # every test here trains a run
 

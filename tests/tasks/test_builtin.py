@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from spectrakit.config.compose import compose
-from spectrakit.contract.loss import check_loss
-from spectrakit.contract.task import check_task, provides
-from spectrakit.handover.job import BUILT_IN, load_task, name_of
+from spectrakit.task.loss import check_loss
+from spectrakit.task.task import check_task, provides
+from spectrakit.launch.job import BUILT_IN, load_task, name_of
 from spectrakit.system.errors import RequestError
 from spectrakit.tasks import spectra as example_data
 from spectrakit.tasks.coffee import Coffee, coffee_inputs

@@ -14,8 +14,8 @@ import helpers
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
-from spectrakit.table.columns import as_numbers, look_at_columns
-from spectrakit.table.table import Table
+from spectrakit.tasks.table.columns import as_numbers, look_at_columns
+from spectrakit.tasks.table.table import Table
 
 ROWS = 40
 OPTIONS = {"bad_numbers": "refuse", "max_categories": 20}
@@ -230,7 +230,7 @@ def test_an_error_in_the_built_in_task_is_a_sentence(tmp_path, monkeypatch, caps
     for name, table in competition(tmp_path).items():
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 
-    monkeypatch.setattr("spectrakit.table.data.folds_of", operator.lt)  # which takes two arguments
+    monkeypatch.setattr("spectrakit.tasks.table.data.folds_of", operator.lt)  # which takes two arguments
     monkeypatch.chdir(tmp_path)
     words = ["task.data=.", "trainer.accelerator=cpu", "launch.mode=inline", "--predict", "submission.csv"]
     assert main(["train", "table", *words]) == 1

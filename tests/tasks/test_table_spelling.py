@@ -4,7 +4,7 @@ import pandas
 import pytest
 
 from spectrakit.config.compose import compose
-from spectrakit.table.table import Table
+from spectrakit.tasks.table.table import Table
 
 ROWS = 12
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from spectrakit.system.errors import RequestError
-from spectrakit.tuning.study import open_study
-from spectrakit.tuning.study_file import JOURNAL, LEASE, check_journal, is_leased, mend_journal, open_journal
+from spectrakit.tuning.search.study import open_study
+from spectrakit.tuning.search.study_file import JOURNAL, LEASE, check_journal, is_leased, mend_journal, open_journal
 
 
 def sparse(file, size, begin=b"", end=b""):

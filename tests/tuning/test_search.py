@@ -23,19 +23,19 @@ import spectrakit as sk
 import tasks
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import RunFailed
-from spectrakit.api.trial import TrialResult
+from spectrakit.tuning.trial import TrialResult
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
-from spectrakit.handover.request import new_request
+from spectrakit.launch.request import new_request
 from spectrakit.runs.events import last_event, log_file, read_events
-from spectrakit.runs.groups import read_group
+from spectrakit.runs.run_groups import read_group
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
-from spectrakit.tuning import search as search_module
-from spectrakit.tuning import search_loop
-from spectrakit.tuning.study import open_study
-from spectrakit.tuning.study_file import give_back, open_journal
-from spectrakit.watchdog.budget import NoTimeLeft
+from spectrakit.tuning.search.search import search as search_module
+from spectrakit.tuning.search.search import search_loop
+from spectrakit.tuning.search.study import open_study
+from spectrakit.tuning.search.study_file import give_back, open_journal
+from spectrakit.watchdog.time_budget import NoTimeLeft
 from tasks import Line, Planned
 
 pytestmark = pytest.mark.slow
@@ -385,7 +385,7 @@ def test_each_trial_is_a_child_of_the_search_in_every_tracker(here):
 
 
 def test_an_error_of_our_own_leaves_no_trial_that_runs_for_ever(here, monkeypatch):
-    import spectrakit.tuning.search as search
+    import spectrakit.tuning.search.search as search
 
     def breaks(view, s):
         if any(a.log.values for a in s.active.values()):
@@ -410,7 +410,7 @@ def test_without_optuna_the_extra_is_named(here):
 
 
 def test_the_lease_of_a_trial_that_trains_is_renewed(here, monkeypatch):
-    import spectrakit.tuning.search_loop as loop
+    import spectrakit.tuning.search.search_loop as loop
 
     taken, take = [], loop.take_lease
 
@@ -435,7 +435,7 @@ def test_the_best_settings_have_the_batch_of_their_trial_on_more_gpus(here, monk
         request = new_request(config)
         return replace(request, platform=replace(request.platform, gpus=(None, None)))
 
-    monkeypatch.setattr("spectrakit.tuning.study.new_request", on_two_gpus)
+    monkeypatch.setattr("spectrakit.tuning.search.study.new_request", on_two_gpus)
     assert study.best_config.data.micro_batch_size == 5
 
 
@@ -571,8 +571,8 @@ def test_a_spoiled_study_is_left_alone_by_auto_and_refused_by_name(here, name, c
 STOPS = """
 import sys
 from spectrakit.cli.main import main
-import spectrakit.tuning.search as search
-import spectrakit.api.cross_validation as folds
+import spectrakit.tuning.search.search as search
+import spectrakit.tuning.cross_validation as folds
 
 def stop(*_, **__):
     raise KeyboardInterrupt

@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from lab import PICTURES
-from spectrakit.tuning.study import open_study
-from spectrakit.tuning.study_file import open_journal
-from spectrakit.tuning.study_page import write_page
+from spectrakit.tuning.search.study import open_study
+from spectrakit.tuning.search.study_file import open_journal
+from spectrakit.tuning.search.study_page import write_page
 
 pytestmark = pytest.mark.slow
 MOST_BYTES = 300 * 2**10

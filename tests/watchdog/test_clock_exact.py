@@ -10,12 +10,12 @@ from rank_tasks import Curve
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import read_events
-from spectrakit.steps.state import Execution
+from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.system.platforms.platform import Platform
-from spectrakit.training import loop
-from spectrakit.training.loop import train_run
-from spectrakit.watchdog.budget import Budget, TimeLimit, fits, hurry, kill_at, make_budget, time_limit, usable_s
+from spectrakit.train import loop
+from spectrakit.train.loop import train_run
+from spectrakit.watchdog.time_budget import Budget, TimeLimit, fits, hurry, kill_at, make_budget, time_limit, usable_s
 from tasks import in_sanity_check
 
 pytestmark = pytest.mark.usefixtures("here")

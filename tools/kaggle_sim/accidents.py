@@ -16,7 +16,7 @@ from typing import Any
 from kaggle_sim.environment import CACHE, CannotMake, Environment, clean_environ
 from kaggle_sim.kernels import OWNER, run_kernel
 from kaggle_sim.sealed import Session
-from spectrakit.offline.install_cell import INSTALL_CELL, list_sha256, naming
+from spectrakit.kaggle.offline.install_cell import INSTALL_CELL, list_sha256, naming
 
 PROBE = Path(__file__).with_name("probe")
 WHEELS = "spectrakit-wheels"

@@ -20,7 +20,7 @@ from kaggle_sim.colab import run_colab
 from kaggle_sim.environment import Environment, environment, root
 from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
-from spectrakit.offline.install_cell import list_sha256, naming
+from spectrakit.kaggle.offline.install_cell import list_sha256, naming
 
 KERNELS = ("train", "train-on", "infer", "images", "folds", "lm")
 SETS = ("images", "cells", "model", "texts")  # of tools/example_sets.py
