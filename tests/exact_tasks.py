@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.task.task import Task
 from spectrakit.distributed.context import RunContext
+from spectrakit.task.task import Task
 
 
 class Exact(Task):

@@ -12,9 +12,9 @@ from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import columns, read_events
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 PLAIN = (

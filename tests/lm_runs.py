@@ -9,8 +9,8 @@ import tiny_lm
 from spectrakit.config.compose import compose
 from spectrakit.launch.job import Job
 from spectrakit.launch.job_kind import kind_named
-from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import columns, read_events
 from spectrakit.system.platforms.detect import detect

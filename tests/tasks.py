@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from spectrakit.task.task import Task
 from spectrakit.data.standardize import Scaler
+from spectrakit.task.task import Task
 
 SAMPLES, VALIDATION = 40, 12
 Weighted = namedtuple("Weighted", "total weight")

@@ -513,7 +513,10 @@ LONG_CELLS = {
     ("05_config/02_aliases", "_DDP"): "a table: other words for settings",
     ("05_config/02_aliases", "_SUGGESTED"): "two tables: words that are often meant, and words that mean nothing here",
     ("05_config/05_auto_settings", "_RULES"): "a table: a row for each setting that may have no effect",
-    ("88_kaggle/00_offline/05_install_cell", "INSTALL_CELL"): "the text of one cell, which stands alone in other notebooks",
+    (
+        "88_kaggle/00_offline/05_install_cell",
+        "INSTALL_CELL",
+    ): "the text of one cell, which stands alone in other notebooks",
     ("45_prediction/05_ensemble", "Mixture"): "one class: sums, votes and what they mean belong together",
     ("35_task/09_checks/02_error_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
     ("75_picker/03_drawing", "_FIELDS"): "a style sheet",
@@ -544,7 +547,10 @@ LONG_CELLS = {
     ("70_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
     ("80_tuning/02_cross_validation", "cross_validate"): "what folds are begun with: nine arguments, each explained",
     ("80_tuning/06_search/06_search", "search"): "what a search is begun with: nine arguments, each explained",
-    ("80_tuning/06_search/04_search_loop", "Search"): "the state of what is under way: a table of fields, and short methods",
+    (
+        "80_tuning/06_search/04_search_loop",
+        "Search",
+    ): "the state of what is under way: a table of fields, and short methods",
     (
         "80_tuning/02_cross_validation",
         "CrossValidation",

@@ -1,4 +1,1 @@
-"""What people call: to train, to go on, to predict, to check, to cross-validate, and a run to look at.
-
-`actions.fit`, `actions.resume` and `actions.predict` return a `run.Run`, which `run.open_run` opens later.
-"""
+"""Functions that a notebook calls: fit, resume, predict, check, preflight; and `Run`, the folder of a run."""

@@ -1,4 +1,1 @@
-"""The command line: each group of commands is one module, and `main.GROUPS` names it.
-
-Entrance: `main.main`. Shared parts: `parsing` and `output`.
-"""
+"""Command line. `main.GROUPS` maps each command to its file in `commands`."""

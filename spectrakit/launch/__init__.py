@@ -1,4 +1,1 @@
-"""Starts jobs in processes of their own, watches them, and starts them again after a fault.
-
-Others use `launcher.launch`; what is launched is made in `handover`.
-"""
+"""Start of training processes: request, job, launcher, supervisor, workers, consent. `pickling` carries the task."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Pages that open offline: run reports, comparisons, cross-validations, prediction plots."""

@@ -1,4 +1,1 @@
-"""The form in which a profile and settings are picked, and the record of where each of them comes from.
-
-Used from outside: `picker.ProfilePicker`.
-"""
+"""The form that composes settings in a notebook."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Predictions and submissions: prediction files, ensembles, out-of-fold predictions, submission checks."""

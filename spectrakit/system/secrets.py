@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .errors import readable
-from .masking import remember
 from .platforms.detect import detect
+from .secret_masking import remember
 
 # %% ../../nbs/00_system/06_secrets.ipynb #6e5b4d56
 class Secret:

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Training: the loop, its parts, evaluation, schedule, setup and resume."""

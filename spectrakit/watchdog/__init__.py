@@ -1,4 +1,1 @@
-"""How long a run may take: the time limit, what is held back for the end, and when to stop.
-
-Others use `budget.time_limit`, `budget.make_budget` and `budget.check_time`; `watchdog.Watchdog` guards any loop.
-"""
+"""Time budget of a session, and the watchdog for any training loop."""

@@ -7,10 +7,10 @@ import torch
 
 from helpers import task, tree_hashes
 from spectrakit.api.check import check
-from spectrakit.task.checks.check_results import PART_NAMES
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
+from spectrakit.task.checks.check_results import PART_NAMES
 from tasks import Line
 
 INLINE = ("launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=8")

@@ -7,8 +7,8 @@ import pytest
 from helpers import TESTS, only_run, run_cli, task, tree_hashes
 from spectrakit.api.actions import fit
 from spectrakit.api.preflight import preflight
-from spectrakit.forecast.run_forecast import disk_bytes, host_bytes, problems
 from spectrakit.config.compose import compose
+from spectrakit.forecast.run_forecast import disk_bytes, host_bytes, problems
 from spectrakit.system.errors import RequestError
 from tasks import Line
 

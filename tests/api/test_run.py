@@ -21,15 +21,15 @@ from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.output import report_outcome
 from spectrakit.config.compose import compose, sha256
-from spectrakit.task.task import Task
 from spectrakit.launch.launcher import launch
-from spectrakit.prediction.submission_file import read_record
 from spectrakit.pages.comparison import compare
 from spectrakit.pages.report_sections import result_rows
+from spectrakit.prediction.submission_file import read_record
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.history import read_history
 from spectrakit.runs.run_dir import is_locked, locked
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 from spectrakit.view.run_state import RunState, apply_event
 from tasks import Line, Listed, Submitting
 

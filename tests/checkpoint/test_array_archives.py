@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from spectrakit.system import array_archive as arrays
-from spectrakit.system.array_archive import array_facts, array_heads, check_stored, read_arrays, save_arrays
 from spectrakit.checkpoint.store import CheckpointContent, CheckpointError, load_state, save_checkpoint
 from spectrakit.data.folds import Folds, read_folds, write_folds
-from spectrakit.prediction.prediction_spool import stored_arrays
 from spectrakit.pages.report_sections import read_predictions
+from spectrakit.prediction.prediction_spool import stored_arrays
 from spectrakit.runs.events import LONGEST_LINE, EventReader, lines_of
+from spectrakit.system import array_archive as arrays
+from spectrakit.system.array_archive import array_facts, array_heads, check_stored, read_arrays, save_arrays
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import file_sha256
 

@@ -9,9 +9,9 @@ from spectrakit.checkpoint.store import checkpoints
 from spectrakit.config.compose import compose
 from spectrakit.config.profile_files import profiles
 from spectrakit.distributed.context import RunContext, create_run_context
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 

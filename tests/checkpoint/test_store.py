@@ -44,12 +44,15 @@ from spectrakit.checkpoint.store import (
     verify,
     write_tensors,
 )
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.schema import CheckpointConfig
 from spectrakit.distributed.context import create_run_context
 from spectrakit.launch.launcher import tidy_checkpoints
 from spectrakit.runs.events import EventLog, last_event, read_events
+from spectrakit.system.files import file_sha256
+from spectrakit.system.platforms.detect import detect
+from spectrakit.train.loop import train_run
 from spectrakit.train.state import (
     Data,
     Execution,
@@ -65,9 +68,6 @@ from spectrakit.train.state import (
     save_due_by_clock,
     writer_of,
 )
-from spectrakit.system.files import file_sha256
-from spectrakit.system.platforms.detect import detect
-from spectrakit.train.loop import train_run
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 from tasks import Line
 

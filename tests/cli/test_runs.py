@@ -10,8 +10,8 @@ import spectrakit.api.run
 import spectrakit.view.cell.live
 from odd_runs import ODD, SCRIPT, odd_run, plain_run
 from spectrakit.api.run import Run, summarize
-from spectrakit.view.cell.live import LiveView, watch
 from spectrakit.cli.main import main
+from spectrakit.view.cell.live import LiveView, watch
 from spectrakit.view.terminal import TextView
 from tasks import Line
 

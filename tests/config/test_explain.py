@@ -9,10 +9,10 @@ from torch.utils.data import TensorDataset
 
 from helpers import run_cli
 from spectrakit import explain
-from spectrakit.config.effective_batch import plan_batches
 from spectrakit.config.compose import compose, override
-from spectrakit.task.task import Task
+from spectrakit.config.effective_batch import plan_batches
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 
 
 class Line(Task):

@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from spectrakit.config import aliases, compose, profile_files
-from spectrakit.config.profile_files import load_yaml, package_profiles, profiles
 from spectrakit.config.auto_settings import resolve_env
+from spectrakit.config.profile_files import load_yaml, package_profiles, profiles
 from spectrakit.runs.run_dir import runs_folder
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect

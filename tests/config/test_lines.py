@@ -6,9 +6,9 @@ import pytest
 
 from helpers import refusal
 from spectrakit.config.aliases import ALIASES
+from spectrakit.config.auto_settings import ignored_settings, platform_notes
 from spectrakit.config.compose import compose, diff, from_dict
 from spectrakit.config.profile_files import profiles
-from spectrakit.config.auto_settings import ignored_settings, platform_notes
 from spectrakit.config.schema import get, to_dict
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect

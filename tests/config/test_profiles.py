@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 import spectrakit
+from spectrakit.config.auto_settings import resolve_env
 from spectrakit.config.compose import compose, diff, from_dict, profile_settings, sha256, snapshot
 from spectrakit.config.profile_files import load_yaml, profile_intent, profiles
-from spectrakit.config.auto_settings import resolve_env
 from spectrakit.config.schema import get, to_dict
 from spectrakit.distributed.topology import plan_processes
 from spectrakit.system.errors import RequestError

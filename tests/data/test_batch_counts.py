@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import spectrakit
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.data.loaders import train_batches
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.data.array_rows import ArrayDataset
+from spectrakit.data.loaders import train_batches
 
 OWN = str(Path(spectrakit.__file__).parent)
 SAMPLES, BATCHES = 4096, 20

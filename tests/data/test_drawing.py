@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.data.loaders import LoadedBatches
 from spectrakit.data.sample_order import EpochPlan, Keys, mix_seed, train_cuts
 from spectrakit.data.samples import SeededSamples

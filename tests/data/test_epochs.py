@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import spectrakit as sk
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.loader_workers import Reading
 from spectrakit.data.loaders import Placement, eval_batches, noticing_changes, train_batches
 from spectrakit.data.streams import StreamOrder, open_training_stream

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.data.fingerprint import fingerprint_change
 from spectrakit.data.loaders import Placement, eval_batches, train_batches
 from spectrakit.data.sample_order import Keys, epoch_order, eval_cuts, mix_seed, train_cuts

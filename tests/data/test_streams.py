@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.data.fingerprint import dataset_fingerprint
 from spectrakit.data.loaders import Placement, eval_batches, train_batches
 from spectrakit.data.streams import (

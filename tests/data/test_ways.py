@@ -10,8 +10,9 @@ import torch
 from safetensors.numpy import save_file
 from torch.utils.data import Subset, TensorDataset
 
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
+from spectrakit.data.array_rows import ArrayDataset, columns_of, take_rows
 from spectrakit.data.loaders import (
     Copies,
     LoadedBatches,
@@ -23,7 +24,6 @@ from spectrakit.data.loaders import (
     eval_batches,
     train_batches,
 )
-from spectrakit.data.array_rows import ArrayDataset, columns_of, take_rows
 from spectrakit.system.errors import RequestError
 
 X, Y = torch.arange(92.0).reshape(23, 4), torch.arange(23)

@@ -12,10 +12,9 @@ from torch.utils.data import get_worker_info
 
 import spectrakit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.loader_workers import Reading, ReadingTimes, choose_workers
-from spectrakit.task.task import Task
 from spectrakit.data import loaders
 from spectrakit.data.loaders import LoadedBatches, Placement, train_batches
 from spectrakit.data.sample_order import EpochPlan, train_cuts
@@ -23,6 +22,7 @@ from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import read_events
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.task import Task
 from spectrakit.train.loop import NullLog
 from spectrakit.train.setup import keep_reading
 

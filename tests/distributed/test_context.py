@@ -26,12 +26,12 @@ from spectrakit.config.compose import compose
 from spectrakit.data.loaders import eval_batches
 from spectrakit.launch.job import Job
 from spectrakit.launch.job_kind import TRAIN, kind_named
-from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.train.evaluation import evaluate
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
+from spectrakit.train.evaluation import evaluate
 from spectrakit.view.figures import figures
 from spectrakit.view.run_state import RunState, apply_event
 

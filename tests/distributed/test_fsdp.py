@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 from spectrakit.config.compose import compose
-from spectrakit.train.build.optimizer import build_optimizer
 from spectrakit.distributed.fsdp import (
     all_finite,
     gradient_norm_clip,
@@ -31,6 +30,7 @@ from spectrakit.distributed.fsdp import (
     whole,
 )
 from spectrakit.system.errors import RequestError
+from spectrakit.train.build.optimizer import build_optimizer
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 

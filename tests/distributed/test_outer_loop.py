@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from spectrakit.system.errors import RequestError
 from spectrakit.train.diloco.outer_loop import (
     OuterLoop,
     end_round,
@@ -14,7 +15,6 @@ from spectrakit.train.diloco.outer_loop import (
     outer_optimizer,
     pseudo_gradient,
 )
-from spectrakit.system.errors import RequestError
 
 WORKERS, STEPS = 2, 4
 

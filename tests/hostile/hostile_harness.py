@@ -29,8 +29,8 @@ import pytest
 from spectrakit.api import actions
 from spectrakit.api import check as checks
 from spectrakit.checkpoint.store import CheckpointError
-from spectrakit.launch.job import BUILT_IN
 from spectrakit.kaggle.offline.installer import Failed, Refused
+from spectrakit.launch.job import BUILT_IN
 from spectrakit.system.errors import RequestError
 from spectrakit.tuning import lr_finder
 

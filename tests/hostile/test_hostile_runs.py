@@ -19,13 +19,13 @@ from spectrakit.api.run import list_runs, open_run
 from spectrakit.checkpoint.store import CheckpointContent, save_checkpoint
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose, snapshot
-from spectrakit.task.task import Task
 from spectrakit.launch.consent import trust
 from spectrakit.pages.comparison import compare
 from spectrakit.pages.run_report import report
 from spectrakit.runs.history import read_history
 from spectrakit.runs.run_dir import is_foreign
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 
 NAME = "spectra-20261120-101500"
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from spectrakit.system.array_archive import read_arrays
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs.prediction import not_finite, predict_dataset, save_arrays
 from spectrakit.prediction.prediction_spool import PredictionSpool
+from spectrakit.system.array_archive import read_arrays
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.task import Task
 
 KINDS = {
     "fractions": [np.arange(6.0).reshape(2, 3), np.ones((1, 3)), np.zeros((0, 3)), np.ones((4, 3))],

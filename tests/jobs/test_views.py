@@ -8,9 +8,9 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.runs.events import read_events
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 
 WORDS = (
     "trainer.accelerator=cpu",

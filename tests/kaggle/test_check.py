@@ -27,10 +27,10 @@ from spectrakit.kaggle.metadata import (
     kernel_findings,
     slug_of,
 )
-from spectrakit.kaggle.requirements import wheels_beside
-from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
 from spectrakit.kaggle.offline.install_cell import INSTALL_CELL, list_sha256, naming
 from spectrakit.kaggle.offline.wheels import write_wheel
+from spectrakit.kaggle.requirements import wheels_beside
+from spectrakit.kaggle.static_analysis import facts_of, parse, read_code
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 import spectrakit as sk
-from spectrakit.prediction.submission_check import checked, read_sample
 from spectrakit.kaggle.rehearsal.hidden_data import cut_data, hide
+from spectrakit.prediction.submission_check import checked, read_sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 WORDS = ("trainer.accelerator=cpu", "launch.mode=inline", "data.micro_batch_size=16", "dataloader.num_workers=0")

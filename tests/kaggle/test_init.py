@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from spectrakit.tuning.cross_validation import CrossValidation
 from spectrakit.api.run import Run
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
 from spectrakit.kaggle.client import KaggleError, push_kernel
+from spectrakit.tuning.cross_validation import CrossValidation
 from spectrakit.tuning.search.study import Study
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from spectrakit.prediction.submission_check import Sample, sheet_of
 from spectrakit.kaggle.rehearsal.rehearse import judge
 from spectrakit.kaggle.rehearsal.session import Session
+from spectrakit.prediction.submission_check import Sample, sheet_of
 
 NUMBERS = "id,y\n1,0.5\n2,0.5\n3,0.5\n"
 TWO = "id,low,high\na,0.5,0.5\nb,0.5,0.5\n"

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from helpers import run_cli
-from spectrakit.kaggle.up import Submission, submit_kernel
 from spectrakit.kaggle.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
+from spectrakit.kaggle.up import Submission, submit_kernel
 
 pytestmark = pytest.mark.slow
 

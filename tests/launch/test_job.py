@@ -22,7 +22,6 @@ from torch.utils.data import TensorDataset
 
 from helpers import clean_environ
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.launch.job import (
     Job,
     check_task_name,
@@ -35,9 +34,10 @@ from spectrakit.launch.job import (
     write_job,
 )
 from spectrakit.launch.job_kind import PREDICT, TRAIN
-from spectrakit.launch.request import new_request
 from spectrakit.launch.pickling.task_pickle import MAPPED_FROM_BYTES, TaskNotPicklable, read_task
+from spectrakit.launch.request import new_request
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 from tasks import Line
 
 BIG = 4096  # bytes: what these tests call big
@@ -603,7 +603,8 @@ def test_arrays_that_do_not_fit_are_refused_before_they_are_written(job, tmp_pat
     huge = np.broadcast_to(np.zeros(1), 2**30)  # 8 GiB that take 8 bytes
     write_job(job, Holds(x=huge))
     monkeypatch.setattr(
-        "spectrakit.launch.pickling.task_pickle._extent", lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8)
+        "spectrakit.launch.pickling.task_pickle._extent",
+        lambda array: (array.ctypes.data, 2**33 if array.size > 9 else 8),
     )
     with pytest.raises(
         RequestError, match=r"Holds need 8\.0 GiB in .*, which has 1\.5 GiB free.*TMPDIR.*datasets\(cfg\)"

@@ -41,14 +41,14 @@ from spectrakit.distributed.hang_detector import (
 )
 from spectrakit.distributed.topology import Processes, plan_processes
 from spectrakit.launch import job as jobs
-from spectrakit.launch.job import Job
-from spectrakit.launch.job_kind import PREDICT, TRAIN, kind_named
-from spectrakit.launch.request import new_request
 from spectrakit.launch import launcher as launching
 from spectrakit.launch import supervisor as supervising
 from spectrakit.launch.attempt import Attempt
 from spectrakit.launch.exit_diagnosis import AttemptResult, Observed, first_error
+from spectrakit.launch.job import Job
+from spectrakit.launch.job_kind import PREDICT, TRAIN, kind_named
 from spectrakit.launch.launcher import Outcome, choose_launcher, failed_launchers, remember_failed
+from spectrakit.launch.request import new_request
 from spectrakit.launch.supervisor import Situation, watch_process
 from spectrakit.launch.worker import _check_fork
 from spectrakit.runs.events import columns, last_event, read_events

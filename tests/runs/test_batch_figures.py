@@ -10,8 +10,8 @@ import spectrakit as sk
 from helpers import run_cli
 from spectrakit import explain
 from spectrakit.api.actions import fit
-from spectrakit.config.effective_batch import batch_facts, plan_batches
 from spectrakit.config.compose import compose, override
+from spectrakit.config.effective_batch import batch_facts, plan_batches
 from spectrakit.runs.trackers.registry import TRACKERS
 from spectrakit.runs.trackers.tracker import Tracker
 from tasks import Line

@@ -10,11 +10,11 @@ import pytest
 
 from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
-from spectrakit.task.source_identity import code_fingerprint
 from spectrakit.runs.events import last_event
 from spectrakit.runs.resume_compatibility import code_change
 from spectrakit.system.errors import RequestError
+from spectrakit.task.source_identity import code_fingerprint
+from spectrakit.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("here")
 MINE = """

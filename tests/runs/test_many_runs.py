@@ -11,8 +11,8 @@ from spectrakit.api.actions import fit
 from spectrakit.checkpoint.store import checkpoints
 from spectrakit.config.compose import compose
 from spectrakit.runs import history, run_dir
-from spectrakit.runs.run_groups import why_no_run
 from spectrakit.runs.run_dir import MARKERS, find_runs, near_names, unread_text
+from spectrakit.runs.run_groups import why_no_run
 from spectrakit.serving.attached import attached_runs
 from spectrakit.system import inputs
 from spectrakit.system.errors import RequestError

@@ -15,8 +15,8 @@ import pytest
 import spectrakit as sk
 from helpers import clean_environ, tree_hashes
 from spectrakit.runs import session_outputs as outputs
-from spectrakit.runs.session_outputs import MANIFEST, Sealed, limits, notes_on, seal_after, seal_output, walk
 from spectrakit.runs.run_dir import locked
+from spectrakit.runs.session_outputs import MANIFEST, Sealed, limits, notes_on, seal_after, seal_output, walk
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import file_sha256
 from spectrakit.system.platforms.detect import detect

@@ -20,12 +20,12 @@ from spectrakit.api.actions import fit, predict, resume
 from spectrakit.api.run import Run, list_runs, open_run
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, verify
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.runs.history import read_history, samples_at
 from spectrakit.runs.run_dir import find_runs, locked
 from spectrakit.system.errors import RequestError
 from spectrakit.system.files import file_sha256
+from spectrakit.task.task import Task
 from tasks import in_sanity_check
 
 pytestmark = pytest.mark.slow  # every test here trains a run

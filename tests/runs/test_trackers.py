@@ -21,18 +21,18 @@ import pytest
 from helpers import TESTS, clean_environ, only_run, run_cli, task
 from spectrakit.checkpoint.mirror import mirror_files
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
-from spectrakit.config.effective_batch import by_symbol
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import by_symbol
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import EventLog, effective_events, read_events
-from spectrakit.train.state import Execution
-from spectrakit.system.errors import RequestError
-from spectrakit.system.platforms.detect import detect
 from spectrakit.runs.trackers.mlflow import MLflow, mlflow_uri
 from spectrakit.runs.trackers.registry import TRACKERS, start_trackers
 from spectrakit.runs.trackers.tracker import Tracker, Trackers, hyperparameters
 from spectrakit.runs.trackers.wandb import wandb_mode
+from spectrakit.system.errors import RequestError
+from spectrakit.system.platforms.detect import detect
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.view.terminal import RichView, TextView, TqdmView, make_text_view
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 from tasks import Line

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from spectrakit.config.auto_settings import env_name, recommended_profile, resolve_env
 from spectrakit.config.compose import compose
 from spectrakit.config.profile_files import profiles
-from spectrakit.config.auto_settings import env_name, recommended_profile, resolve_env
 from spectrakit.system.platforms.detect import detect
 from spectrakit.system.platforms.kinds import KINDS, find_kind, kind_of
 

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import pytest
 
 from spectrakit.config.compose import compose, diff, snapshot
-from spectrakit.view.html import plain
 from spectrakit.runs.events import encode_event
 from spectrakit.system.errors import RequestError
 from spectrakit.system.secret_masking import FORMS, MaskedStream, mask_file, masked, masked_value
+from spectrakit.view.html import plain
 from spectrakit.view.svg import escaped
 from spectrakit.view.terminal import printable
 

@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 
 from helpers import TESTS, clean_environ, only_run
-from spectrakit.system import secret_masking as masking, secrets
+from spectrakit.system import secret_masking as masking
+from spectrakit.system import secrets
 from spectrakit.system.secret_masking import masked
 from spectrakit.system.secrets import SecretError, secret
 

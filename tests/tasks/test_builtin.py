@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from spectrakit.config.compose import compose
-from spectrakit.task.loss import check_loss
-from spectrakit.task.task import check_task, provides
 from spectrakit.launch.job import BUILT_IN, load_task, name_of
 from spectrakit.system.errors import RequestError
+from spectrakit.task.loss import check_loss
+from spectrakit.task.task import check_task, provides
 from spectrakit.tasks import spectra as example_data
 from spectrakit.tasks.coffee import Coffee, coffee_inputs
 from spectrakit.tasks.digits import Digits

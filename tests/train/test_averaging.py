@@ -24,9 +24,9 @@ from spectrakit.checkpoint.store import (
     verify,
 )
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.jobs.prediction import trained_model
 from spectrakit.runs.events import last_event
+from spectrakit.task.task import Task
 
 ONE_STEP = ("data.batch_size=4", "optimizer.lr=1", "checkpoint.keep_last=1", "dataloader.num_workers=0")
 X = torch.zeros(4, 1, dtype=torch.float64)

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from spectrakit.task.task import Task
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(1, keepdim=True).sin()

@@ -9,12 +9,12 @@ import torch
 
 import spectrakit
 from spectrakit.config.compose import compose, override
-from spectrakit.task.task import Task
 from spectrakit.distributed.context import create_run_context
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.task import Task
 from spectrakit.train import remaining_time as run_forecast
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 OWN = str(Path(spectrakit.__file__).parent)

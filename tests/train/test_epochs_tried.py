@@ -10,8 +10,8 @@ import spectrakit as sk
 from in_process import INLINE, furthest
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Moment, Task
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Moment, Task
 
 DRAW = torch.Generator().manual_seed(3)
 X, Y = torch.randn(32, 4, generator=DRAW), torch.randn(32, generator=DRAW)

@@ -13,19 +13,19 @@ from torch.utils.data import TensorDataset
 
 from exact_tasks import Exact
 from spectrakit.config.compose import compose
-from spectrakit.task.loss import Loss
-from spectrakit.task.shared_forward import Recorder
-from spectrakit.task.task import Task, provides
 from spectrakit.data.batch_forms import collate_samples, default_targets, ids_of
 from spectrakit.data.loaders import eval_batches, find_non_finite
 from spectrakit.distributed.context import create_run_context
 from spectrakit.jobs.prediction import predict_dataset, save_arrays
 from spectrakit.prediction.prediction_arrays import submission_table, table_text
 from spectrakit.runs.events import last_event
-from spectrakit.train import evaluation
-from spectrakit.train.evaluation import evaluate
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.loss import Loss
+from spectrakit.task.shared_forward import Recorder
+from spectrakit.task.task import Task, provides
+from spectrakit.train import evaluation
+from spectrakit.train.evaluation import evaluate
 from tasks import in_sanity_check
 
 SAMPLES, BATCHES = 23, 6  # in batches of four

@@ -12,9 +12,9 @@ from torch.utils.data import TensorDataset
 from in_process import vector
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.task.loss import Loss
 from spectrakit.distributed.context import lay_out
 from spectrakit.runs.events import last_event
+from spectrakit.task.loss import Loss
 from spectrakit.train.cuda_graphs import step_capture
 from spectrakit.train.setup import choose_compile
 from tasks import in_sanity_check

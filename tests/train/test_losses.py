@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from in_process import vector
-from spectrakit.task.checks.loss_checks import adds_up, uneven_mean, watch_shapes
 from spectrakit.config.effective_batch import BatchPlan
-from spectrakit.task.loss import Loss, as_loss, check_loss, weighted_mean
-from spectrakit.task.task import Task
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
+from spectrakit.task.checks.loss_checks import adds_up, uneven_mean, watch_shapes
+from spectrakit.task.loss import Loss, as_loss, check_loss, weighted_mean
+from spectrakit.task.task import Task
 from spectrakit.train.window import scale_gradients
 
 WEIGHTS = torch.tensor([1.0, 9.0, 0.2], dtype=torch.float64)

@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 from helpers import TESTS
 from spectrakit.api.actions import fit
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.runs.events import columns, read_events
+from spectrakit.task.task import Task
 from spectrakit.train.parts import out_of_memory
 from tasks import in_sanity_check
 

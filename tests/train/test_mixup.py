@@ -8,8 +8,8 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 from spectrakit.train.parts.mixup import mixup_loss, roles_of
 from tasks import Line
 

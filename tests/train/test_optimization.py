@@ -30,16 +30,16 @@ from torch.optim.lr_scheduler import (
 from torch.utils.data import TensorDataset
 
 from in_process import vector
-from spectrakit.task.checks.error_diagnosis import Scene, explain_known
-from spectrakit.config.effective_batch import plan_batches
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import plan_batches
 from spectrakit.config.schema import OPTIMIZERS
-from spectrakit.train.build.optimizer import build_optimizer
-from spectrakit.task.sampler import sampled_order
 from spectrakit.data.loaders import Placement, train_batches
-from spectrakit.train.build.model import save_activations
-from spectrakit.train.build.seeding import repeatable
 from spectrakit.system.errors import RequestError
+from spectrakit.task.checks.error_diagnosis import Scene, explain_known
+from spectrakit.task.sampler import sampled_order
+from spectrakit.train.build.model import save_activations
+from spectrakit.train.build.optimizer import build_optimizer
+from spectrakit.train.build.seeding import repeatable
 from spectrakit.train.parts.ema import ema_stays, update_ema
 from spectrakit.train.parts.nan_guard import slow_down
 from spectrakit.train.restore import taken_over

@@ -15,12 +15,12 @@ import spectrakit as sk
 from in_process import PLAIN, vector
 from spectrakit.checkpoint.store import checkpoints, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.launch.job import Job
 from spectrakit.launch.job_kind import kind_named
-from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.task import Task
 from tasks import in_sanity_check
 
 WORDS = ("data.batch_size=8", "optimizer.lr=0.05", "trainer.deterministic=false")

@@ -24,19 +24,19 @@ from helpers import TESTS, only_run, run_cli
 from in_process import furthest, weights
 from rank_tasks import Curve, NanOnOneRank, Normed, Thawing
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_state, load_weights
-from spectrakit.config.effective_batch import plan_batches
 from spectrakit.config.compose import compose
-from spectrakit.train.build.optimizer import build_optimizer
+from spectrakit.config.effective_batch import plan_batches
 from spectrakit.data.loaders import Placement, train_batches
-from spectrakit.train.diloco.fragments import divide
 from spectrakit.launch.job import Job
 from spectrakit.launch.job_kind import kind_named
-from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 from spectrakit.runs.events import columns, read_events
-from spectrakit.train.build.model import make_model
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
+from spectrakit.train.build.model import make_model
+from spectrakit.train.build.optimizer import build_optimizer
+from spectrakit.train.diloco.fragments import divide
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 

@@ -19,16 +19,15 @@ from in_process import vector
 from spectrakit.api.run import Run
 from spectrakit.checkpoint import async_writer
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, verify
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
-from spectrakit.task.loss import Loss
-from spectrakit.task.task import Task
+from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.distributed.context import RunContext
 from spectrakit.runs.events import last_event
-from spectrakit.train import sanity_check
-from spectrakit.train.sanity_check import check_exchange, check_last_batch
 from spectrakit.system.errors import RequestError
-from spectrakit.train import setup
+from spectrakit.task.loss import Loss
+from spectrakit.task.task import Task
+from spectrakit.train import sanity_check, setup
+from spectrakit.train.sanity_check import check_exchange, check_last_batch
 
 DRAW = torch.Generator().manual_seed(11)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randint(0, 3, (24,), generator=DRAW)

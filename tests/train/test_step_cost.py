@@ -14,17 +14,17 @@ from torch.utils.data import TensorDataset
 
 from helpers import only_run, run_cli
 from spectrakit.config.compose import compose
-from spectrakit.task.loss import Loss
-from spectrakit.task.task import Task
 from spectrakit.data.loaders import MicroBatch
 from spectrakit.distributed.context import Gathering, RunContext, create_run_context
 from spectrakit.runs.events import EventLog
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.loss import Loss
+from spectrakit.task.task import Task
 from spectrakit.train.loop import train_loop
 from spectrakit.train.parts.logging import Logging
 from spectrakit.train.parts_table import make_parts
 from spectrakit.train.setup import make_learner, prepare
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 

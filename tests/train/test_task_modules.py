@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 import in_process
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, load_task_tensors
-from spectrakit.task.task_modules import held_by
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task_modules import held_by
 
 INLINE = "launch.mode=inline"
 MORE = ("data.batch_size=8", "trainer.log_min_seconds=0", "trainer.max_steps=24")

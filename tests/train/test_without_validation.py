@@ -9,8 +9,8 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 from in_process import INLINE
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 
 DRAW = torch.Generator().manual_seed(3)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randn(24, generator=DRAW)

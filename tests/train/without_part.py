@@ -16,13 +16,13 @@ from torch.utils.data import TensorDataset
 import spectrakit
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import read_events
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
+from spectrakit.task.task import Task
 from spectrakit.train.loop import train_run
 from spectrakit.train.parts_table import PARTS
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 SETTINGS = (  # of every part that one process on a CPU can have
@@ -95,7 +95,7 @@ def main(folder: Path) -> None:
         if not module.name.endswith("__main__"):
             with (
                 contextlib.suppress(ImportError)
-                if module.name.startswith("spectrakit.trackers.")
+                if module.name.startswith("spectrakit.runs.trackers.")
                 else contextlib.nullcontext()
             ):
                 importlib.import_module(module.name)

@@ -10,6 +10,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spectrakit as sk
+from spectrakit.config.compose import compose
+from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 from spectrakit.tuning.blend_weights import (
     METHODS,
     SCORES,
@@ -20,9 +23,6 @@ from spectrakit.tuning.blend_weights import (
     products_of,
     ridge,
 )
-from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
-from spectrakit.system.errors import RequestError
 
 DRAW = np.random.default_rng(7)
 TARGET = DRAW.normal(size=900)

@@ -7,9 +7,9 @@ import pytest
 from sklearn.metrics import log_loss
 
 import spectrakit as sk
-from spectrakit.system.array_archive import save_arrays
 from spectrakit.data.folds import Folds, write_folds
 from spectrakit.runs.run_dir import write_mark
+from spectrakit.system.array_archive import save_arrays
 from spectrakit.system.errors import RequestError
 
 DRAW = np.random.default_rng(3)

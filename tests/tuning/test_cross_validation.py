@@ -536,8 +536,8 @@ def test_a_second_stop_ends_folds_side_by_side_at_once(here):
 
 
 def test_predictions_that_are_cut_are_made_the_next_time(here, monkeypatch):
-    from spectrakit.tuning import trial
     from spectrakit.launch.launcher import Outcome
+    from spectrakit.tuning import trial
 
     launch = trial.launch
 

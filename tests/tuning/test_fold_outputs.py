@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import spectrakit as sk
-from spectrakit.system.array_archive import save_arrays
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.prediction.ensemble import mean_of_models
+from spectrakit.system.array_archive import save_arrays
+from spectrakit.task.task import Task
 
 WORDS = ("trainer.accelerator=cpu", "launch.mode=inline", "data.batch_size=8", "trainer.max_epochs=1", "run.dir=runs")
 

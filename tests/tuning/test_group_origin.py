@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 
 import spectrakit as sk
 from helpers import tree_hashes
-from spectrakit.tuning.trial import TrialLog, run_to_go_on_with
 from spectrakit.config.compose import compose
 from spectrakit.prediction.extra_columns import extra_columns
 from spectrakit.runs.run_dir import is_foreign
 from spectrakit.system.errors import RequestError
+from spectrakit.tuning.trial import TrialLog, run_to_go_on_with
 from tasks import Line
 
 pytestmark = pytest.mark.slow

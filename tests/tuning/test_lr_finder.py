@@ -23,8 +23,8 @@ from rank_tasks import Curve
 from spectrakit.checkpoint.store import random_state
 from spectrakit.cli.main import main
 from spectrakit.config.compose import compose
-from spectrakit.task.task import Task
 from spectrakit.system.errors import RequestError
+from spectrakit.task.task import Task
 from spectrakit.tuning.lr_finder import find_lr
 from tasks import Line
 

@@ -3,8 +3,8 @@
 import pytest
 
 from helpers import task
-from spectrakit.tuning.parallel_runs import compare_processes
 from spectrakit.config.compose import compose
+from spectrakit.tuning.parallel_runs import compare_processes
 
 SHORT = ("trainer.accelerator=cpu", "preflight.seconds=0.2", "trainer.max_epochs=2", "data.batch_size=10")
 

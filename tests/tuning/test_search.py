@@ -23,18 +23,18 @@ import spectrakit as sk
 import tasks
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import RunFailed
-from spectrakit.tuning.trial import TrialResult
 from spectrakit.checkpoint.store import find_checkpoint
 from spectrakit.config.compose import compose
 from spectrakit.launch.request import new_request
 from spectrakit.runs.events import last_event, log_file, read_events
-from spectrakit.runs.run_groups import read_group
 from spectrakit.runs.run_dir import read_environment
+from spectrakit.runs.run_groups import read_group
 from spectrakit.system.errors import RequestError
 from spectrakit.tuning.search.search import search as search_module
 from spectrakit.tuning.search.search import search_loop
 from spectrakit.tuning.search.study import open_study
 from spectrakit.tuning.search.study_file import give_back, open_journal
+from spectrakit.tuning.trial import TrialResult
 from spectrakit.watchdog.time_budget import NoTimeLeft
 from tasks import Line, Planned
 

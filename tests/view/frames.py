@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spectrakit.task.checks.failure_report import Failure
 from spectrakit.view.cell.cards import failure_card
 from spectrakit.view.cell.frame import FrameContext, body, header, toggles
-from spectrakit.task.checks.failure_report import Failure
 from spectrakit.view.run_state import RunState, apply_event
 
 NOW, EVERY = 1.79e9, 50

@@ -12,8 +12,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from spectrakit.view import html as pages
 from spectrakit.pages.run_curves import COLORS, run_style
+from spectrakit.view import html as pages
 from spectrakit.view.panels import DASH, GHOST, four_panels, ghost_line
 from spectrakit.view.plots import RATE, SPEED, TRAIN, VALID
 from spectrakit.view.run_state import RunState, apply_event

@@ -11,9 +11,9 @@ from frames import Shown, all_states, state_of
 from matplotlib.image import imread
 
 from lab import LOOK, PICTURES
+from spectrakit.train.parts.pictures import as_pngs
 from spectrakit.view.cell.cards import pictures_card
 from spectrakit.view.cell.frame import FrameContext, page
-from spectrakit.train.parts.pictures import as_pngs
 from spectrakit.view.run_state import RunState, apply_event
 
 pytestmark = [

@@ -10,11 +10,11 @@ from rank_tasks import Curve
 from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.runs.events import read_events
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.system.platforms.platform import Platform
 from spectrakit.train import loop
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit, fits, hurry, kill_at, make_budget, time_limit, usable_s
 from tasks import in_sanity_check
 

@@ -15,11 +15,11 @@ from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.distributed.hang_detector import HURRY, STOP
 from spectrakit.runs.events import columns, last_event, read_events
-from spectrakit.train.state import Execution
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.train.loop import train_run
 from spectrakit.train.parts import boundary
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit, make_budget, time_limit
 from tasks import in_sanity_check
 

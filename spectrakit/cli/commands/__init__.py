@@ -1,1 +1,1 @@
-"""TODO"""
+"""Commands of the command line, one file per command."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Installation without internet: package lists of platforms, wheelhouses, and the installing cell."""

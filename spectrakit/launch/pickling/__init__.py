@@ -1,1 +1,1 @@
-"""TODO"""
+"""State of the notebook for training processes: the task by value, changed modules, torch settings."""

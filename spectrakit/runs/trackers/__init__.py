@@ -1,1 +1,1 @@
-"""TODO"""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow, trackio, Aim. One file per tracker."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Checks of a task and diagnosis of its errors."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Built-in task for tables: files, question, columns, network, data."""

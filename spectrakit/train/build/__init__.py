@@ -1,1 +1,1 @@
-"""TODO"""
+"""Objects of a training run: seeds, model, optimizer."""

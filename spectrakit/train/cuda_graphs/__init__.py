@@ -1,1 +1,1 @@
-"""TODO"""
+"""CUDA graphs: capture of an optimizer step, verification, replay."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Hyperparameter search: space, study, trials, study page."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The live cell of a notebook: frame, curves, table, buttons."""
