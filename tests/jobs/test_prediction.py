@@ -104,7 +104,7 @@ BEFORE = {
     ),
     "a name of another library": (
         {"test_data": lambda cfg: (X,)},
-        ["has a method `test_data`", "Call it `test_dataset`"],
+        ["has a method `test_data`", "meant as `test_dataset`"],
     ),
     "no test data": ({"test_dataset": lambda cfg: EMPTY}, ["Mine.test_dataset returned no samples"]),
     "no data at all": (

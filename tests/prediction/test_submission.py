@@ -44,7 +44,7 @@ def test_rows_in_any_order_some_twice_and_some_missing_become_the_samples(seed):
     result = checked(Sheet(("id", "answer"), rows).text(), sample, before)
     expected = [[key, answers[key] if key in given else "0.25"] for key in map(str, range(40))]
     assert result.sheet.rows == expected and result.missing == 10
-    assert any("5 rows were there twice" in note for note in result.notes)
+    assert any("5 rows were duplicates" in note for note in result.notes)
 
 
 def test_two_answers_for_one_id_are_refused():
@@ -67,7 +67,7 @@ def test_a_gap_becomes_the_middle_value_and_is_told():
 
 def test_whole_numbers_stay_whole_and_texts_are_refused():
     assert checked("id,answer\n0,3.0\n1,4.0\n", sample_of(2, prior="0")).sheet.rows == [["0", "3"], ["1", "4"]]
-    with pytest.raises(RequestError, match="holds 'cat', and sample_submission.csv has numbers there"):
+    with pytest.raises(RequestError, match="holds 'cat', but sample_submission.csv has numbers there"):
         checked("id,answer\n0,cat\n", sample_of(1))
 
 
@@ -119,7 +119,7 @@ def test_without_a_sample_a_constant_stands_for_all(tmp_path):
 def test_without_a_sample_what_is_no_number_is_said(tmp_path):
     file, arrays = SubmissionFile(tmp_path / "s.csv", None), {"predictions": np.array([[0.5], [np.nan], [np.inf]])}
     state = write_predictions(file, Task(), arrays, 3)
-    assert state.notes == ("2 of 3 values of 'answer' are no numbers or empty",)
+    assert state.notes == ("2 of 3 values of 'answer' are empty or not finite",)
 
 
 @pytest.mark.parametrize("after", [False, True])

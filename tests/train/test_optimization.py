@@ -235,7 +235,7 @@ def test_betas_and_eps_reach_adam_and_frozen_parameters_no_group():
         (["optimizer.groups=[{match: '2.*', lr: fast}]"], "lr of the group 2.* must be a number, not fast"),
         (["optimizer.groups=[{lr: 0.1}]"], "each group needs match"),
         (["optimizer.groups=head"], "it needs a list of groups"),
-        (["optimizer.name=muon"], "Muon updates matrices alone, .* or use optimizer.name=adamw."),
+        (["optimizer.name=muon"], "Muon updates matrices only, .* or use optimizer.name=adamw."),
         (["optimizer.options.eps=small"], "eps=small is not possible: it needs a number; without it, it is 1e-08."),
         (["optimizer.options.amsgrad=1"], "amsgrad=1 is not possible: it needs true or false."),
         (["optimizer.options.betas=[0.9]"], "betas=[0.9] is not possible: it needs 2 values in brackets"),
@@ -308,7 +308,7 @@ class Returns(Exact):
             lambda model: [torch.optim.SGD(m.parameters()) for m in (model[0], model[2])],
             "returned 2 optimizers in a list",
         ),
-        (lambda model: torch.optim.LBFGS(model.parameters()), "returned LBFGS, which asks for the loss several times"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "returned LBFGS, which computes the loss several times"),
         (lambda model: "sgd", "returned str. It has to return a torch optimizer, or None."),
     ],
 )
@@ -572,7 +572,7 @@ def test_an_epoch_is_as_long_as_its_sampler(train):
         ([[1, 2], [3, 4]], "yields [1, 2]. It needs indices"),
         (Grouped(23, of_its_own=True), "yields another order when epoch 0 is drawn again"),
         (torch.utils.data.BatchSampler(range(23), 4, False), "which yields batches"),
-        (torch.utils.data.DistributedSampler(range(23), 2, 0), "The ranks share out an epoch by themselves"),
+        (torch.utils.data.DistributedSampler(range(23), 2, 0), "The ranks divide an epoch themselves"),
     ],
 )
 def test_a_sampler_that_cannot_be_repeated_or_has_no_end_is_refused(made, says):

@@ -105,7 +105,7 @@ ACCIDENTS = (
     Accident(
         "full-at-start",
         "/kaggle/working has no room",
-        ("Nothing can be written to '/kaggle/working/runs'", "Make room"),
+        ("The folder '/kaggle/working/runs' cannot be written", "Make room"),
         1,
         left=(),
         gone=("submission.csv",),
