@@ -77,7 +77,7 @@ from ..watchdog.time_budget import NoTimeLeft, check_time
 # %% ../../nbs/70_api/02_actions.ipynb #5956c0ff
 def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
     """Return a function to call ten times a second while waiting; `pressed` collects the stop signals."""
-    due, sentences = [time.monotonic() + 30], dict[int, str]()  # # one sentence per number of signals
+    due, sentences = [time.monotonic() + 30], dict[int, str]()  # one sentence per number of signals
 
     def tick() -> None:
         if view:
@@ -90,7 +90,7 @@ def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
         began = time.monotonic()
         with contextlib.suppress(OSError):
             write_metrics_csv(run.events, run.path / "metrics.csv")
-        due[0] = began + max(30, 100 * (time.monotonic() - began))  # # a long log takes at most 1 % of the time
+        due[0] = began + max(30, 100 * (time.monotonic() - began))  # a long log takes at most 1 % of the time
 
     return tick
 
@@ -118,14 +118,14 @@ def _after_launch(run: Run, outcome: Outcome, out: str | None) -> Run:
     return replace(now, ended=outcome.status) if gone else now
 
 # %% ../../nbs/70_api/02_actions.ipynb #ac26b2f8
-_SHORT_S = 5.0  # # seconds; a fold or a trial shorter than this gets no picture, which would take as long
+_SHORT_S = 5.0  # seconds; a fold or a trial shorter than this gets no picture, which would take as long
 
 
 def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> Outcome:
     """Launch `job`, show its progress and write the summary. `pressed` collects the stop signals."""
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console, began = job.config.run.console if show else "none", time.monotonic()
-    with interrupts(into=pressed):  # # before the view is made, which imports widgets: the launch checks `pressed`
+    with interrupts(into=pressed):  # before the view is made, which imports widgets: the launch checks `pressed`
         room = job.config.run.pictures and seems_to_provide(task, "pictures")
         view = make_view(console, run.path, room, every_s=every_s, only_new=not job.kind.starts_at_zero)
         try:
@@ -138,7 +138,7 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
             return outcome
         finally:
             if view:
-                view.close()  # # the last frame shows the curves of the summary
+                view.close()  # the last frame shows the curves of the summary
 
 
 def _summarize_safely(run: Run, draw: bool) -> None:
@@ -161,7 +161,7 @@ def _finish_done(run: Run) -> Run:
     with contextlib.suppress(OSError):
         if _is_summarized(run) or is_locked(run.path):
             return run
-        tidy_checkpoints(run.path / "checkpoints")  # # with temporary files beside them
+        tidy_checkpoints(run.path / "checkpoints")  # with temporary files beside them
         summarize(run)
         remove_abandoned_jobs(Path(temporary_folder()))
     return run
@@ -254,7 +254,7 @@ def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: 
     """
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
     session = session_of(task, request)
-    with contextlib.ExitStack() as claim:  # # locks out other processes that look for a run, until this run is locked
+    with contextlib.ExitStack() as claim:  # locks out other processes that look for a run, until this run is locked
         with _before_the_run():
             if not peer:
                 check_sources(request.config, request.trust)
@@ -356,7 +356,7 @@ def _is_stream(out: Path) -> bool:
     """Check whether `out` is a device or a pipe."""
     try:
         return is_stream(out)
-    except OSError:  # # a socket is refused later
+    except OSError:  # a socket is refused later
         return False
 
 # %% ../../nbs/70_api/02_actions.ipynb #ab5f935d
@@ -466,7 +466,7 @@ def _read_predictions(outcome: Outcome, name: str, folder: Path, table: Path | N
     content = _content_text(folder, table)
     if outcome.status not in ("completed", "out_of_time"):
         raise RuntimeError(f"Predicting with {name} failed: {outcome.reason}{content}")
-    folder = Path(outcome.launch.get("run_dir", folder))  # # it may have been moved
+    folder = Path(outcome.launch.get("run_dir", folder))  # it may have been moved
     whole, filled = outcome.status == "completed", table is not None and f"{table.name}: " in outcome.reason
     if not whole or filled or any(note in outcome.reason for note in _IRREGULAR):
         print(f"{name}: {outcome.reason}{'' if whole else content}", file=sys.stderr)
@@ -484,12 +484,12 @@ def _predict(
     if table is not None:
         _check_folder(table)
     request = new_request(config) if request is None else request.resolve(config)
-    if request.place and request.place.rank:  # # rank 0 writes
+    if request.place and request.place.rank:  # rank 0 writes
         launch(Job(PREDICT, run.path, request, str(table), run.path), task, lambda: None)
         return Predictions({}, run.path / "predictions.npz", table)
     if request.config.distributed.num_nodes > 1 and not request.place:
         request = on_this_machine(request)
-    # # a run on a read-only disk, such as an attached input: predictions go to a new folder beside the other
+    # a run on a read-only disk, such as an attached input: predictions go to a new folder beside the other
     # runs
     writable = os.access(run.path, os.W_OK)
     if writable:
@@ -578,7 +578,7 @@ def _predict_together(
     request = new_request(settings[0])
     if request.config.distributed.num_nodes > 1 and not request.place:
         request = on_this_machine(request)
-    peer = request.place is not None and request.place.rank > 0  # # rank 0 writes
+    peer = request.place is not None and request.place.rank > 0  # rank 0 writes
     unnamed = replace(request.config, run=replace(request.config.run, name=None))
     folder = each[0][0].path if peer else new_run_dir(unnamed, "ensemble")
     resolved = [request.resolve(config).config for config in settings]
@@ -596,7 +596,7 @@ def _stop_reason(terminated: list[int], pressed: list[int]) -> str:
 
 # %% ../../nbs/70_api/02_actions.ipynb #9c78da79
 _WORTH_A_START_S = 30.0
-_LEAST_START_S = 3.0  # # seconds; the start of a process with torch takes longer
+_LEAST_START_S = 3.0  # seconds; the start of a process with torch takes longer
 
 
 def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool) -> bool:
@@ -639,7 +639,7 @@ def _predict_in_time(
                 f"{run.path.name} failed; {out} was made with its best checkpoint, of step {int(best.name[5:])}",
                 file=sys.stderr,
             )
-    except (Exception, KeyboardInterrupt) as error:  # # keep the trained run
+    except (Exception, KeyboardInterrupt) as error:  # keep the trained run
         why = error if isinstance(error, (RequestError, RuntimeError)) else f"{type(error).__name__}: {error}"
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
         content = "" if "submission" in str(why) else _content_text(run.path, str(out))
@@ -722,7 +722,7 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
         run = _train(task, config, request, show, pressed, predict)
         if predict is not None and run.ended is None:
             _predict_in_time(task, run, predict, request, _stop_reason(terminated, pressed), bool(pressed))
-            if not _is_summarized(run):  # # pictures come after the submission: the time may be short
+            if not _is_summarized(run):  # pictures come after the submission: the time may be short
                 _summarize_safely(run, draw=True)
         if run.ended is None:
             seal_after(run.path, request.platform, show)

@@ -83,5 +83,5 @@ def _results_of(job: Job, task: Any) -> tuple[ContractResult, ...]:
         raise
     if outcome.status == "interrupted":
         raise KeyboardInterrupt(outcome.reason)
-    reason = re.sub(rf"; see {re.escape(job.run_dir.name)}/\S+", "", outcome.reason)  # # this folder is removed
+    reason = re.sub(rf"; see {re.escape(job.run_dir.name)}/\S+", "", outcome.reason)  # this folder is removed
     return with_ending(read_results(job.run_dir), outcome.status, reason)

@@ -47,9 +47,9 @@ class MeasuredRun(NamedTuple):
 
     workload: Workload
     ranks: tuple[Measurement, ...]
-    start_s: float  # # seconds until the first step
-    notes: tuple[str, ...]  # # logged messages
-    static: dict[str, Any]  # # sizes known without a step
+    start_s: float  # seconds until the first step
+    notes: tuple[str, ...]  # logged messages
+    static: dict[str, Any]  # sizes known without a step
 
 
 def _measured(job: Job, task: Any) -> MeasuredRun:
@@ -61,9 +61,7 @@ def _measured(job: Job, task: Any) -> MeasuredRun:
     events, measurements = follow(job.run_dir).poll(), read_measurements(job.run_dir)
     start = last_event(events, "start")
     if start is None or not measurements:
-        reason = outcome.reason.partition("; the stacks of all ranks")[
-            0
-        ]  # # their file is removed with the job's folder
+        reason = outcome.reason.partition("; the stacks of all ranks")[0]  # their file is removed with the job's folder
         raise RequestError(f"The task could not be measured: {reason}. sk.check(task) tests its parts one by one.")
     work = Workload(**start["workload"])
     work = replace(work, predicts=any(m.prediction_s > 0 for m in measurements))
@@ -77,7 +75,7 @@ class DataFiles(NamedTuple):
     folder: str
     files: int
     bytes: int
-    complete: bool  # # False if the time for counting ran out
+    complete: bool  # False if the time for counting ran out
 
 
 def count_files(folder: Path | str, seconds: float = 5.0) -> DataFiles:
@@ -100,7 +98,7 @@ def data_folder(config: Config, input_dir: str | None) -> str | None:
     return named[0] if named else input_dir if input_dir and os.path.isdir(input_dir) else None
 
 # %% ../../nbs/70_api/01_preflight.ipynb #367f5b90
-_QUOTA_H = {"kaggle": 30.0}  # # GPU hours per week
+_QUOTA_H = {"kaggle": 30.0}  # GPU hours per week
 
 
 def _time_left(request: RunRequest, slowest: Measurement) -> tuple[float | None, float | None]:
@@ -172,7 +170,7 @@ def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, 
     )
 
 # %% ../../nbs/70_api/01_preflight.ipynb #516e243d
-_MEASURE_S, _STUCK_S = 1800.0, 120.0  # # seconds for all measurements, and for a step
+_MEASURE_S, _STUCK_S = 1800.0, 120.0  # seconds for all measurements, and for a step
 
 
 def measure_request(task: Any, request: RunRequest) -> Forecast:
@@ -182,7 +180,7 @@ def measure_request(task: Any, request: RunRequest) -> Forecast:
     config = request.config
     watchdog = replace(config.watchdog, limit=f"{_MEASURE_S:.0f}s", deadline=None, reserve=None, since="run")
     launching = replace(config.launch, max_restarts=0, hang_floor_s=min(config.launch.hang_floor_s, _STUCK_S))
-    once = replace(config, launch=launching, watchdog=watchdog)  # # independent of the run's own time limit
+    once = replace(config, launch=launching, watchdog=watchdog)  # independent of the run's own time limit
     measuring = replace(request.with_config(once), began=time.time(), ends=time.monotonic() + _MEASURE_S)
     with locked_job_folder(new_job_folder(disk_of(config))) as folder:
         extra = {"folder": str(folder), "seconds": config.preflight.seconds}
@@ -236,7 +234,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
     config = with_task(asked_settings(config, overrides), task, "preflight")
     request = new_request(config)
     check_time(config, request.platform)
-    places(), prices()  # # read early: report errors in these files before measuring
+    places(), prices()  # read early: report errors in these files before measuring
     if show:
         seconds = 2 * config.preflight.seconds + 15
         print(f"measuring for about {seconds:.0f} s: training steps, an evaluation, a save, predictions", flush=True)

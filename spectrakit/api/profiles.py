@@ -57,7 +57,7 @@ class ProfileMatrix:
     """Table of profiles: HTML in a notebook, text elsewhere."""
 
     names: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]  # # name of the row and its value in each profile
+    rows: tuple[tuple[str, tuple[str, ...]], ...]  # name of the row and its value in each profile
 
     def to_dict(self) -> dict[str, dict[str, str]]:
         """Return {profile: {row name: value}}."""

@@ -347,7 +347,7 @@ def _submission_facts(run: Run) -> dict | None:
     return asdict(run.submission) if run.submission else None
 
 # %% ../../nbs/70_api/00_run.ipynb #54be7e2c
-_DRAWS = threading.Lock()  # # Matplotlib draws in one thread at a time; a search runs several trials
+_DRAWS = threading.Lock()  # Matplotlib draws in one thread at a time; a search runs several trials
 
 
 def summarize(run: Run, draw: bool = True) -> dict:

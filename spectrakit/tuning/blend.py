@@ -52,15 +52,15 @@ class Source:
     """Out-of-fold and test predictions of one model."""
 
     name: str
-    outputs: dict[str, np.ndarray]  # # [samples, …] by name; a named metric scores the first
-    targets: np.ndarray  # # [samples, …]
-    held: np.ndarray  # # [repeats, samples], fold of each sample, -1 if never held out
-    division: str | None  # # kind and number of folds; None if the task divides its samples
-    ids: dict[str, np.ndarray] = field(default_factory=dict)  # # [samples], by name
+    outputs: dict[str, np.ndarray]  # [samples, …] by name; a named metric scores the first
+    targets: np.ndarray  # [samples, …]
+    held: np.ndarray  # [repeats, samples], fold of each sample, -1 if never held out
+    division: str | None  # kind and number of folds; None if the task divides its samples
+    ids: dict[str, np.ndarray] = field(default_factory=dict)  # [samples], by name
     test: dict[str, np.ndarray] | None = None
     test_ids: dict[str, np.ndarray] = field(default_factory=dict)
-    test_data: dict[str, Any] | None = None  # # fingerprint of the test samples
-    run: Path | None = None  # # a run with the settings of the test data
+    test_data: dict[str, Any] | None = None  # fingerprint of the test samples
+    run: Path | None = None  # a run with the settings of the test data
 
     @property
     def values(self) -> np.ndarray:
@@ -95,7 +95,7 @@ def _check_has_mean(name: str, predicted: Predicted, runs: Sequence[Path]) -> No
     file = next((file for file in files if file.is_file()), None)
     first = (
         {} if file is None else stored_arrays(file)
-    )  # # the joined file has floats with NaN for samples never held out
+    )  # the joined file has floats with NaN for samples never held out
     for output, values in _outputs(predicted).items():
         dtype = first[output].dtype if output in first else values.dtype
         if lengths_of(output) in predicted.arrays or dtype.kind not in "fc":
@@ -156,7 +156,7 @@ def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Sourc
     _check_has_mean(path.name, predicted, runs)
     files = [
         run / "out_of_fold.npz" for run in runs if "-seed-" not in run.parent.name
-    ]  # # all seeds hold out the same samples
+    ]  # all seeds hold out the same samples
     sizes = [] if (path / "folds.npz").is_file() else [len(read_arrays(file)["targets"]) for file in files]
     held, division = _division(path, len(predicted.targets), sizes)
     test, test_ids, data = _tests_in(path, outputs)
@@ -170,7 +170,7 @@ def _sources(given: Sequence[Any], trust: bool) -> list[Source]:
     found = [source_of(each, trust) for each in (alone if isinstance(alone, (list, tuple)) else given)]
     names = Counter(source.name for source in found)
     for place in range(len(found) - 1, 0, -1):
-        if (count := names[found[place].name]) > 1:  # # the same source twice, or equal names in different folders
+        if (count := names[found[place].name]) > 1:  # the same source twice, or equal names in different folders
             names[found[place].name] -= 1
             found[place] = replace(found[place], name=f"{found[place].name} ({count})")
     return found
@@ -234,7 +234,7 @@ def _training_joined(sources: Sequence[Source]) -> tuple[list[Source], np.ndarra
     """
     ids = [each.ids for each in sources]
     rows = _common_rows(sources, ids, "training samples") if all(ids) else None
-    if rows is None:  # # without ids, targets and folds prove the order
+    if rows is None:  # without ids, targets and folds prove the order
         return list(sources), np.arange(len(sources[0].targets)), []
     moved = any(not np.array_equal(each, np.arange(len(s.targets))) for s, each in zip(sources, rows, strict=True))
     if moved and any((each.division or "").startswith("time ") for each in sources):
@@ -406,7 +406,7 @@ def _as_models(sources: Sequence[Source], metric: str | Score) -> tuple[HeldOut,
     values = np.stack([s.values[rows] for s in sources])
     if are_classes(values[0], targets):
         _check_classes(sources[0], targets)
-        targets = targets.astype(np.int64)  # # stored as floats if some rows are NaN
+        targets = targets.astype(np.int64)  # stored as floats if some rows are NaN
     elif targets.size == values[0].size:
         targets = targets.reshape(values.shape[1:])
     else:
@@ -451,7 +451,7 @@ def _methods(method: str, sources: Sequence[Source], metric: str | Score) -> lis
     """Return the methods to try. Raise RequestError if `method` does not support several outputs."""
     able = list(METHODS)
     if len(sources[0].outputs) > 1:
-        able = ["greedy", "non_negative"] if isinstance(metric, str) else ["greedy"]  # # weights from 0 with sum 1
+        able = ["greedy", "non_negative"] if isinstance(metric, str) else ["greedy"]  # weights from 0 with sum 1
     if method == "auto":
         return able
     if method not in able:
@@ -469,7 +469,7 @@ def _blended_tests(sources: Sequence[Source], best: Fitted, shares: str) -> dict
     tests, used = [s.test for s in sources if s.test is not None], np.flatnonzero(best.weights)
     if len(tests) < len(sources):
         return None
-    offset = best.offset if len(tests[0]) == 1 else 0.0  # # with several outputs, weights sum to 1
+    offset = best.offset if len(tests[0]) == 1 else 0.0  # with several outputs, weights sum to 1
     blended = {
         name: sum(best.weights[i] * tests[i][name].astype(np.float64) for i in used) + offset for name in tests[0]
     }

@@ -68,7 +68,7 @@ SCORES: dict[str, tuple[Score, str]] = {
     "accuracy": (_accuracy, "max"),
     "auc": (_auc, "max"),
 }
-QUADRATIC = ("mse", "rmse")  # # scores with weights computed from sums of products
+QUADRATIC = ("mse", "rmse")  # scores with weights computed from sums of products
 
 
 def score_named(name: str) -> tuple[Score, str]:
@@ -82,10 +82,10 @@ def score_named(name: str) -> tuple[Score, str]:
 class Products:
     """Sums over the samples of a fold: products of predictions, products with the target, squared targets."""
 
-    xx: np.ndarray  # # [models, models]
-    xy: np.ndarray  # # [models]
+    xx: np.ndarray  # [models, models]
+    xy: np.ndarray  # [models]
     yy: float
-    count: int  # # of summed numbers
+    count: int  # of summed numbers
 
     def __add__(self, other: "Products") -> "Products":
         return Products(self.xx + other.xx, self.xy + other.xy, self.yy + other.yy, self.count + other.count)
@@ -95,7 +95,7 @@ class Products:
         return max(0.0, float((weights @ self.xx @ weights - 2 * weights @ self.xy + self.yy) / max(1, self.count)))
 
 
-_BLOCK = 2**16  # # rows converted to double precision at a time
+_BLOCK = 2**16  # rows converted to double precision at a time
 
 
 def products_of(x: np.ndarray, y: np.ndarray, shift: np.ndarray | float = 0.0) -> Products:
@@ -113,7 +113,7 @@ def products_of(x: np.ndarray, y: np.ndarray, shift: np.ndarray | float = 0.0) -
     return Products(xx, xy, yy, y.size)
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #28f6a147
-_ROUNDS = 100  # # maximum number of additions
+_ROUNDS = 100  # maximum number of additions
 
 
 def greedy(parts: Sequence[Products], rounds: int = _ROUNDS) -> np.ndarray:
@@ -141,8 +141,8 @@ def non_negative(parts: Sequence[Products]) -> np.ndarray:
     values, vectors = np.linalg.eigh(whole.xx)
     keep = values > max(0.0, values[-1] * 1e-12)
     if not keep.any():
-        return np.full(len(values), 1 / len(values))  # # all predictions are zero
-    root = vectors[:, keep] * np.sqrt(values[keep])  # # xx = root @ root.T replaces the samples
+        return np.full(len(values), 1 / len(values))  # all predictions are zero
+    root = vectors[:, keep] * np.sqrt(values[keep])  # xx = root @ root.T replaces the samples
     weights = nnls(root.T, (vectors[:, keep].T @ whole.xy) / np.sqrt(values[keep]))[0]
     return weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
 
@@ -182,7 +182,7 @@ METHODS: dict[str, Callable[[Sequence[Products]], np.ndarray]] = {
 }
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #1979987c
-_SAMPLES = 20_000  # # maximum number of samples for repeated scoring
+_SAMPLES = 20_000  # maximum number of samples for repeated scoring
 
 
 def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rounds: int = 30) -> np.ndarray:
@@ -263,7 +263,7 @@ class HeldOut:
     x: np.ndarray
     y: np.ndarray
     fold: np.ndarray
-    shares: str = ""  # # rows or each: the blend must be probabilities
+    shares: str = ""  # rows or each: the blend must be probabilities
 
     @functools.cached_property
     def folds(self) -> dict[int, np.ndarray]:
@@ -302,11 +302,11 @@ class Fitted:
     """Weights found by a method, with the nested score."""
 
     method: str
-    weights: np.ndarray  # # [models], from all folds
-    without: dict[int, np.ndarray]  # # [models], from all other folds, by fold
+    weights: np.ndarray  # [models], from all folds
+    without: dict[int, np.ndarray]  # [models], from all other folds, by fold
     score: float
-    in_sample: float  # # score with `weights`: too good
-    offset: np.ndarray | float = 0.0  # # constant of the blend […]
+    in_sample: float  # score with `weights`: too good
+    offset: np.ndarray | float = 0.0  # constant of the blend […]
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #756ff3c1
 def _learned(held: HeldOut, method: str, metric: str | Score, mode: str) -> tuple[np.ndarray, dict[int, np.ndarray]]:

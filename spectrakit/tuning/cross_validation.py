@@ -356,7 +356,7 @@ def _as_tensors(values: Any, rows: np.ndarray) -> Any:
 def _metrics_of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[str, Any]:
     """Return `metrics_all` of all held-out samples, after `datasets` and `model` if a first call fails."""
     values, targets, rows = joined["predictions"], joined["targets"], joined["held"]
-    kinds = joined["kinds"]  # # targets with NaN rows are stored as floats: integer class labels get their type back
+    kinds = joined["kinds"]  # targets with NaN rows are stored as floats: integer class labels get their type back
     every = np.ones(int(rows.sum()), dtype=bool)
     given = [_as_tensors(values, rows), _as_tensors(targets[rows].astype(kinds["targets"]), every)]
     try:
@@ -474,19 +474,19 @@ class Folding:
     task: Any
     config: Config
     path: Path
-    itself: bool  # # whether the task divides its samples itself
+    itself: bool  # whether the task divides its samples itself
     places: Places
-    ends: float | None  # # deadline in monotonic seconds
+    ends: float | None  # deadline in monotonic seconds
     show: bool
-    fallback: Places | None = None  # # used if several processes per run do not start
-    falls_back: str = ""  # # reason for the fallback
-    made: dict[int, TrialResult] = field(default_factory=dict)  # # results by run number
-    known: dict[str, Any] = field(default_factory=dict)  # # content of cv.json
-    writes: bool = True  # # False in other processes of the same launch
-    table: MeanSubmission | None = None  # # mean of test predictions
-    table_error: str = ""  # # first error while writing it
-    stopped: str = ""  # # final status once no more run begins
-    trust: bool = False  # # whether to accept runs that were made elsewhere
+    fallback: Places | None = None  # used if several processes per run do not start
+    falls_back: str = ""  # reason for the fallback
+    made: dict[int, TrialResult] = field(default_factory=dict)  # results by run number
+    known: dict[str, Any] = field(default_factory=dict)  # content of cv.json
+    writes: bool = True  # False in other processes of the same launch
+    table: MeanSubmission | None = None  # mean of test predictions
+    table_error: str = ""  # first error while writing it
+    stopped: str = ""  # final status once no more run begins
+    trust: bool = False  # whether to accept runs that were made elsewhere
 
     @property
     def total(self) -> int:
@@ -593,7 +593,7 @@ def _in_turn(f: Folding) -> None:
             return
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #7a92f4f8
-_Running = dict[int, tuple[int, Future]]  # # by place: run number and pending result
+_Running = dict[int, tuple[int, Future]]  # by place: run number and pending result
 
 
 @contextlib.contextmanager
@@ -718,10 +718,10 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trus
         show,
         known=facts,
         writes=writes,
-        trust=trust or not writes,  # # another machine may have another key: rank 0 decides
+        trust=trust or not writes,  # another machine may have another key: rank 0 decides
     )
     if request.place is not None:
-        return f  # # started by an external launcher together with other ranks
+        return f  # started by an external launcher together with other ranks
     settings = _config_of(config, path, 0, 0, itself)
     many = ManyRuns(settings, config.folds.parallel, config.folds.calibrate, "folds", f.total)
     plan = plan_places(task, request, many, facts, f.left_s, f.say)
@@ -790,9 +790,9 @@ class _Scoring:
     seeds: int
     trials: Mapping[int, TrialResult]
     arrays: Mapping[int, dict[str, np.ndarray]]
-    parts: Mapping[int, dict[str, np.ndarray]]  # # means over seeds, by fold
+    parts: Mapping[int, dict[str, np.ndarray]]  # means over seeds, by fold
     config_at: Callable[[int], Config]
-    lists: frozenset[str] = frozenset()  # # columns without a mean
+    lists: frozenset[str] = frozenset()  # columns without a mean
 
     @property
     def count(self) -> int:
@@ -891,7 +891,7 @@ def _held_out(f: Folding, folds: Folds | None, files: Mapping[int, Path], lists:
             files, f.config.folds.seeds, _task_object(f.task, next(iter(f.made.values())).run) if files else None
         )
         columns = _columns(folds, parts, lists)
-    except Exception as error:  # # keep the trained folds
+    except Exception as error:  # keep the trained folds
         print(f"{f.path.name}: out-of-fold predictions cannot be combined: {error}", file=sys.stderr)
         return {}, {}
     if columns:
@@ -1056,7 +1056,7 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
         >>> cv.score, cv.mean, cv.std
     """
     check_on_error(on_error)
-    held = contextlib.ExitStack()  # # lock of the folder
+    held = contextlib.ExitStack()  # lock of the folder
     with interrupt_says("stopped before the cross-validation started; nothing was trained. Call it again to start."):
         config = _compose_settings(task, config, overrides, folds)
         if predict is not None:

@@ -130,7 +130,7 @@ def at_place(config: Config, places: Places, number: int) -> Config:
     if places.threads is not None and launch.threads == "auto":
         launch = replace(launch, threads=places.threads)
     if launch.warm_worker == "auto":
-        launch = replace(launch, warm_worker=True)  # # runs are many and short
+        launch = replace(launch, warm_worker=True)  # runs are many and short
     return replace(config, distributed=d, launch=launch)
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #695f6463
@@ -151,8 +151,8 @@ def place_threads(count: int, interrupted: list[int] | None = None) -> Iterator[
             thread.shutdown(wait=True)
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #da41e640
-WORTH = 0.95  # # required speed-up, as a fraction of the number of GPUs
-SHORT_S = 120.0  # # seconds; in a shorter run, starting several processes costs too much
+WORTH = 0.95  # required speed-up, as a fraction of the number of GPUs
+SHORT_S = 120.0  # seconds; in a shorter run, starting several processes costs too much
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def choose_processes(alone: float | str, together: float | str, gpus: int, runs:
         gpus: Number of GPUs.
         runs: Total number of runs (default: many).
     """
-    side_by_side = gpus if runs is None else runs / math.ceil(runs / gpus)  # # runs in the time of one
+    side_by_side = gpus if runs is None else runs / math.ceil(runs / gpus)  # runs in the time of one
     if isinstance(together, str):
         seconds_alone = None if isinstance(alone, str) else alone
         return ProcessChoice(1, f"1 GPU each: {gpus} together were not measured ({together})", seconds_alone)
@@ -230,7 +230,7 @@ def compare_processes(
     return choose_processes(alone, together, count, runs)
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #bc0ef02e
-WORTH_MEASURING_S = 1800.0  # # seconds; with less time left, a measurement of half a minute is too expensive
+WORTH_MEASURING_S = 1800.0  # seconds; with less time left, a measurement of half a minute is too expensive
 
 
 @dataclass(frozen=True)

@@ -91,14 +91,14 @@ class TrialResult:
 class TrialLog:
     """Reader of the evaluations of one trial while it trains."""
 
-    folder: Path  # # of the trial; the run's folder is in it
+    folder: Path  # of the trial; the run's folder is in it
     monitor: str = ""
     mode: str = ""
     data: Any = None
-    trust: bool = False  # # whether to read runs that were made elsewhere
+    trust: bool = False  # whether to read runs that were made elsewhere
     values: list[float] = field(default_factory=list)
-    readers: dict[Path, EventReader] = field(default_factory=dict)  # # by run folder
-    seen: int = 0  # # last evaluated step
+    readers: dict[Path, EventReader] = field(default_factory=dict)  # by run folder
+    seen: int = 0  # last evaluated step
 
     def poll(self) -> list[tuple[int, float]]:
         """Return new evaluations as (number from 1 on, value)."""
@@ -149,7 +149,7 @@ def _predict_held_out(task: Any, run: Run, config: Config, trust: bool) -> tuple
     file = run.path / "out_of_fold.npz"
     wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
     for spoiled in filter(_is_spoiled, wanted):
-        spoiled.unlink()  # # such as after a full disk: predict again if a checkpoint exists
+        spoiled.unlink()  # such as after a full disk: predict again if a checkpoint exists
     there = [each for each in (*wanted, run.path / "predictions.npz") if each.is_file()]
     own = trust or all(map(are_own_arrays, there))
     if own and set(wanted) <= set(there):
@@ -215,7 +215,7 @@ def _reported(log: TrialLog, handle: Handle, every_s: float = 0.1) -> Iterator[l
             if errors:
                 return
 
-    log.poll()  # # skip evaluations of earlier sessions
+    log.poll()  # skip evaluations of earlier sessions
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
@@ -303,9 +303,9 @@ def run_single_trial(  # noqa: PLR0913  what a run is begun with; all but the se
     return replace(result_of(run, time.monotonic() - began), status=status, out_of_fold=out_of_fold)
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #c1066448
-SETTINGS, DIVISION = GROUP_SETTINGS, "folds.npz"  # # files of a folder of many runs: common settings, division
+SETTINGS, DIVISION = GROUP_SETTINGS, "folds.npz"  # files of a folder of many runs: common settings, division
 _WORDS = {"cv": "cross-validation"}
-_FACTS = {"cv": "cv.json", "search": "study.json"}  # # files with the final status
+_FACTS = {"cv": "cv.json", "search": "study.json"}  # files with the final status
 
 
 def other_settings(before: Config, config: Config) -> list[str]:
@@ -373,7 +373,7 @@ def named_folder(config: Config, what: str, resume: str | Path) -> Path:
 def folders_like(config: Config, what: str) -> list[Path]:
     """Return the folders that `auto` may continue, best first; `config` and `what` as for `named_folder`."""
     here = [file.parent for file in Path(config.run.dir).glob(f"*-{what}*/{SETTINGS}")]
-    alike: dict[bool, list[Path]] = {True: [], False: []}  # # by equality of the search space
+    alike: dict[bool, list[Path]] = {True: [], False: []}  # by equality of the search space
     for folder in sorted([*_cut_elsewhere(config, what), *here], key=lambda folder: folder.name, reverse=True):
         try:
             before = compose(config=folder / SETTINGS)

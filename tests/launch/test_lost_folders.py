@@ -202,7 +202,7 @@ def test_many_runs_whose_folder_is_moved_or_deleted_end_with_a_sentence(here, be
     task.how = how
     with pytest.raises(RequestError) as caught:
         begin(task, *words, show=False)
-    said = "was moved to" if how == "move" else "was deleted or moved away"
+    said = "was moved to" if how == "move" else "was deleted or moved"
     assert said in str(caught.value) and "while its runs trained" in str(caught.value)
     if how == "move":
         assert repr(str(here / "moved")) in str(caught.value)

@@ -133,7 +133,7 @@ def test_the_clock_cuts_a_trial_and_the_next_session_goes_on_with_it(here):
     done = run_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words, "watchdog.limit=8s")
     study = open_study(folder_of(here))
     assert status_line(study)[-1] == "waiting" and "cut" in status_line(study), done.stdout + done.stderr
-    assert study.status == "out_of_time" and "the same call goes on" in done.stderr
+    assert study.status == "out_of_time" and "the same call with resume=" in done.stderr
     cut = next(row for row in study.trials if row.status == "cut")
     reached = events_of(study, cut)[-1]
     assert reached["status"] == "out_of_time"
@@ -464,7 +464,7 @@ def test_spaces_of_python_and_both_names_of_a_setting(here):
     import numpy
 
     space = {"optimizer.lr": numpy.array([0.1, 0.2]), "data.batch_size": range(5, 11, 5)}
-    with pytest.raises(RequestError, match="Leave one of them out"):
+    with pytest.raises(RequestError, match="Omit one of them"):
         sk.search(Line(), compose(*INLINE), "data.micro_batch_size=5,10", "data.batch_size=4", show=False)
     words = (*INLINE, "trainer.max_epochs=1", "search.sampler=grid")
     study = sk.search(Line(), compose(*words), space=space, show=False)
@@ -585,7 +585,7 @@ raise SystemExit(main(sys.argv[3:]))
 @pytest.mark.parametrize(
     ("command", "where", "said"),
     [
-        ("search", "asked_for", "stopped before the search was begun; what was there stays. Run it again"),
+        ("search", "asked_for", "stopped before the search started; nothing was trained. Call it again"),
         ("search", "_start", "stopped before the first trial: what is in runs/line-search-"),
         ("folds", "open_folder", "stopped before the cross-validation started"),
         ("folds", "_begin", "--resume auto in a shell"),
@@ -773,7 +773,7 @@ def test_no_value_of_a_small_space_is_left_out_or_tried_twice(here, scored, caps
     study = sk.search(Planned(), *words, space=space, show=True)
     said = capsys.readouterr().out
     assert len(study.trials) == len(set(tried(study))) == points and study.status == "completed"
-    assert f": {points} trials, " in said and ("all the space has" in said) == (sampler != "grid")
+    assert f": {points} trials, " in said and ("the space has no more values" in said) == (sampler != "grid")
     more = sk.search(Planned(), *words, space=space, resume=study.path, show=False)
     assert tried(more) == tried(study) and read_group(study.path).total == points
 
