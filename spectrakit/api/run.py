@@ -31,7 +31,7 @@ from ..system.tables import html_table
 from ..system.units import format_duration
 from ..task.checks.failure_report import Failure, failure_lines, read_failure
 from ..view.cell.live import watch
-from ..view.plots import Picture, plot_curves, save_figure
+from ..view.picture import Picture, plot_curves, save_figure
 
 # %% ../../nbs/70_api/00_run.ipynb #b3cfa548
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Run:
     def plot(self) -> Picture:
         """Return a picture of the loss and metric curves."""
         history, events = read_all_events(self.path)
-        return Picture(plot_curves(events, f"{self.path.name} · {self.ended or history.status}"))
+        return plot_curves(events, f"{self.path.name} · {self.ended or history.status}")
 
     def show(self, log: bool | None = None) -> None:
         """Show the live view of the run in this cell until the run ends.

@@ -135,9 +135,9 @@ def check_picture(out: Path) -> None:
 
 # %% ../../nbs/94_cli/01_output.ipynb #bd638a4f
 def save_picture(figure: Any, out: Path) -> Path:
-    "Write a matplotlib figure to the file `out` and return that path. RequestError if it cannot be written."
+    "Write a picture or a matplotlib figure to `out`; return that path. RequestError if it cannot be written."
     from spectrakit.system.errors import RequestError
-    from spectrakit.view.plots import save_figure
+    from spectrakit.view.picture import save_figure
 
     try:
         return save_figure(figure, out)

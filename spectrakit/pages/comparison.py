@@ -6,9 +6,8 @@
 __all__ = ['find_run', 'find_all', 'panels_of', 'results', 'differing', 'Comparison', 'compare']
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #409f8559
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,8 @@ from ..system.files import write_atomic
 from ..system.secret_masking import HIDDEN
 from ..system.tables import folded, matrix_text
 from ..system.units import format_duration
-from spectrakit.view.html import (
-    cell,
-    figure_html,
-    figure_png,
-    is_secret,
-    page,
-    plain,
-    safe,
-    table_html,
-    table_text,
-)
-from ..view.plots import Picture, save_figure
+from ..view.html import cell, is_secret, page, plain, safe, table_html, table_text
+from ..view.picture import Picture
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #7b0133c3
 def _run_in(path: Path) -> Run:
@@ -178,19 +167,19 @@ def _text(rows: list[list], notes: list[str], width: int | None) -> str:
 class Comparison:
     "What `compare` returns. A cell shows picture and table; `print` shows the table as text; `save` writes either."
 
-    draw: Callable[[], Any] = field(repr=False)  # makes the figure
+    picture: Picture = field(repr=False)  # the curves
     table: list[dict]  # a dict for each run
     notes: list[str]  # what a reader should know about them
     winner: tuple[str, int] | None = None  # metric, and the place of the run that is best by it
 
-    @cached_property
+    @property
     def figure(self) -> Any:
-        "The curves, a figure of matplotlib, drawn when they are first asked for."
-        return self.draw()
+        "The curves as a figure of matplotlib, made at the first use."
+        return self.picture.figure
 
     def plot(self) -> Picture:
-        "The curves, as a picture that a notebook shows."
-        return Picture(self.figure)
+        "Return the curves, as a picture that a notebook shows."
+        return self.picture
 
     def rows(self) -> list[list]:
         "The table as people read it: a column for each run, or a row where there are more than six."
@@ -206,8 +195,7 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        alt = safe("curves of " + ", ".join(str(line["run"]) for line in self.table[:20]), 1000)
-        return f'<img alt="{alt}" style="max-width:100%" src="{figure_png(self.figure)}">{_table_section(self)}'
+        return f"{self.picture._repr_html_()}{_table_section(self)}"
 
     def save(self, path: Path | str) -> Path:
         "Write the picture (.png, .svg, .pdf), or a page with the table too (.html). RequestError where it cannot be."
@@ -227,11 +215,10 @@ def _write_comparison(comparison: Comparison, path: Path) -> Path:
         raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
     try:
         if ending != ".html":
-            return save_figure(comparison.figure, path)
+            return comparison.picture.save(path)
         count = len(comparison.table)
         title = f"{count} run{'s' * (count != 1)} compared"
-        curves = figure_html(comparison.figure, "runs", f"curves of {count} runs")
-        write_atomic(path, page(title, [f"<h1>{title}</h1>", curves, _table_section(comparison)]))
+        write_atomic(path, page(title, [f"<h1>{title}</h1>", comparison.picture.html(), _table_section(comparison)]))
         return path
     except OSError as error:
         raise RequestError(f"{str(path)!r} cannot be written: {error.strerror}. Choose another file.") from None
@@ -301,5 +288,5 @@ def compare(
     statuses = [run.ended or h.status for h, run in zip(histories, compared, strict=True)]
     table = [results(h, n, metrics, s) for h, n, s in zip(histories, names, statuses, strict=True)]
     _add_differences(table, histories)
-    draw = partial(plot_runs, histories, names, panels, x, smooth)
-    return Comparison(draw, table, _notes(histories, names, x), _winner(histories))
+    picture = plot_runs(histories, names, panels, x, smooth)
+    return Comparison(picture, table, _notes(histories, names, x), _winner(histories))

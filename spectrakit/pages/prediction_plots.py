@@ -15,7 +15,9 @@ import numpy as np
 from ..data.batch_forms import is_id
 from ..system.errors import RequestError
 from ..task.task import provides
-from ..view.plots import GRID, INK, TRAIN, VALID, Picture, decimate, label
+from ..view.picture import Picture
+from ..view.plots import TRAIN, VALID, decimate, label
+from ..view.svg import Line, Panel
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #f2d0ce06
 def numbers(values: Any, name: str) -> np.ndarray:
@@ -26,21 +28,6 @@ def numbers(values: Any, name: str) -> np.ndarray:
         raise RequestError(
             f"{name} are no numbers: they hold {str(values)[:60]!r}. Give an array of numbers."
         ) from None
-
-
-def _axes(ax: Any, title: str = "", x: str = "", y: str = "") -> None:
-    ax.set_title(title, fontsize=9, color=INK, loc="left")
-    ax.set_xlabel(x, fontsize=8, color=INK)
-    ax.set_ylabel(y, fontsize=8, color=INK)
-    ax.tick_params(labelsize=7, colors=INK)
-    for name, side in ax.spines.items():
-        side.set(visible=name in ("left", "bottom"), color=INK)
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=110, facecolor="white", layout="constrained")
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #23bf5ebf
 def _as_classes(predicted: Any) -> tuple[np.ndarray, list | None]:
@@ -96,38 +83,35 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
     `predicted`: classes [samples], or scores [samples, classes]. `true`: classes [samples]. `classes`: their
     names (default None: their numbers). `title`: what stands above it (default: nothing).
     """
-    from matplotlib.colors import to_rgb
-
     counts, names, left_out = confusion(predicted, true, classes)
-    k, rows, short = len(counts), counts.sum(axis=1), [label(name, 24) for name in names]
+    k, rows = len(counts), counts.sum(axis=1)
     shares = counts / np.maximum(rows, 1)[:, None]
-    letters = min(24, max(map(len, short)))
-    figure = _figure(*(max(3.4, min(11.0, 1.5 + (0.45 if k <= 12 else 0.28) * k + 0.06 * letters)) for _ in range(2)))
-    ax = figure.subplots()
-    ax.imshow(np.dstack([np.broadcast_to(to_rgb(TRAIN), (k, k, 3)), shares]))  # the page shows through, light or dark
     right, total = int(np.trace(counts)), int(counts.sum())
     summary = (
         f"{right} of {total} right"
         + (f", {right / total:.1%}" if total else "")
         + (f"; {left_out} without a class" if left_out else "")
     )
-    _axes(ax, f"{label(title)}: {summary}" if title else summary, "predicted", "true")
-    size = 9 if k <= 5 else 7 if k <= 25 else 5
-    ax.set_xticks(range(k), short, rotation=0 if letters * k <= 30 else 90, fontsize=size)
-    ax.set_yticks(range(k), [f"{name} ({n})" for name, n in zip(short, rows, strict=False)], fontsize=size)
-    for i, j in zip(*np.nonzero(counts), strict=False) if k <= 25 else ():
-        count = str(counts[i, j]) if counts[i, j] < 10_000 else f"{counts[i, j] / 1000:.3g}k"
-        text = f"{count}\n{shares[i, j]:.0%}" if k <= 12 else count
-        ax.text(
-            j,
-            i,
-            text,
-            ha="center",
-            va="center",
-            fontsize=size if k <= 12 else 5,
-            color="#ffffff" if shares[i, j] > 0.9 else INK,
-        )
-    return Picture(figure)
+    cells = [
+        (int(j), int(k - 1 - i), float(shares[i, j]), _cell_text(int(counts[i, j]), shares[i, j], k))
+        for i, j in zip(*np.nonzero(counts), strict=True)
+    ]
+    panel = Panel(
+        f"{title}: {summary}" if title else summary,
+        [],
+        cells=cells,
+        x_names=dict(enumerate(names)),
+        y_names={k - 1 - i: f"{label(name, 12)} ({n})" for i, (name, n) in enumerate(zip(names, rows, strict=True))},
+        x_label="predicted; rows: true",
+        height=max(124, (30 if k <= 12 else 14) * k),
+    )
+    return Picture(panels=[panel], columns=1)
+
+
+def _cell_text(count: int, share: float, classes: int) -> str:
+    "Return the count, and for few classes the share of the row below it; nothing for very many classes."
+    text = str(count) if count < 10_000 else f"{count / 1000:.3g}k"
+    return f"{text}\n{share:.0%}" if classes <= 12 else text if classes <= 25 else ""
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #e63090e2
 def quality(p: np.ndarray, t: np.ndarray) -> str:
@@ -138,38 +122,31 @@ def quality(p: np.ndarray, t: np.ndarray) -> str:
     return f"RMSE {rmse:.3g}" + (f", bias {bias:+.2g}" if abs(bias) > 0.2 * rmse else "")
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #212fa8c5
-MOST_POINTS = 3000  # that are drawn; the figures in the titles are those of all
+MOST_POINTS = 1000  # that are drawn; the numbers in the titles are those of all
 
 
-def _points(ax: Any, t: np.ndarray, p: np.ndarray, bars: np.ndarray | None) -> None:
-    "Predicted over true values, with error bars where there are any."
-    alpha = 0.6 if len(t) > 50 else 0.9
-    ax.errorbar(t, p, yerr=bars, fmt="o", markersize=3, alpha=alpha, color=TRAIN, elinewidth=0.7)
+def _residuals(t: np.ndarray, errors: np.ndarray, within: str) -> Panel:
+    "Residuals over true values."
+    zero = Line([t.min(), t.max()], [0.0, 0.0], "currentColor", 1, dash="1.5 3") if len(t) else Line([], [], TRAIN)
+    points = Line(t.tolist(), errors.tolist(), VALID, opacity=0.7, points="o")
+    return Panel("residuals", [zero, points], log=False, x_label=f"true{within}; above: predicted less true")
 
 
-def _residuals(ax: Any, t: np.ndarray, errors: np.ndarray, within: str) -> None:
-    ax.axhline(0, color=INK, linewidth=0.9, linestyle=":")
-    ax.plot(t, errors, "o", markersize=3, alpha=0.6 if len(t) > 50 else 0.9, color=VALID)
-    _axes(ax, "residuals", f"true{within}", f"predicted less true{within}")
-
-
-def _pulls(ax: Any, pulls: np.ndarray, unsure: int) -> None:
+def _pulls(pulls: np.ndarray, unsure: int) -> Panel:
     "A histogram of residuals in units of their uncertainty, beside the normal curve."
     shares = [float(np.mean(np.abs(pulls) <= n)) if len(pulls) else 0.0 for n in (1, 2)]
     edges = np.linspace(-5, 5, 41)
-    ax.hist(np.clip(pulls, -5, 5), edges, density=len(pulls) > 0, color=VALID, alpha=0.5)
-    ax.plot(edges, np.exp(-(edges**2) / 2) / np.sqrt(2 * np.pi), color=INK, linewidth=1.1)
+    heights = np.histogram(np.clip(pulls, -5, 5), edges, density=len(pulls) > 0)[0]
+    x, y = np.repeat(edges, 2)[1:-1].tolist(), np.repeat(heights, 2).tolist()
+    normal = (np.exp(-(edges**2) / 2) / np.sqrt(2 * np.pi)).tolist()
+    lines = [Line(x, y, VALID, opacity=0.5, to=[0.0] * len(x)), Line(edges.tolist(), normal, "currentColor", 1.1)]
     summary = (
         f"inside 1 sigma {shares[0]:.0%} (expected 68%), 2 sigma {shares[1]:.0%} (95%)"
         if len(pulls)
         else "no uncertainty above 0"
     )
-    _axes(
-        ax,
-        summary + (f"; {unsure} without" if unsure and len(pulls) else ""),
-        "(predicted less true) / sigma; the ends hold all beyond",
-        "density",
-    )
+    title = summary + (f"; {unsure} without" if unsure and len(pulls) else "")
+    return Panel(title, lines, log=False, from_zero=True, x_label="(predicted less true) / sigma; ends hold the rest")
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #e7f33158
 def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "", unit: str = "") -> Picture:
@@ -187,30 +164,25 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
     whole = np.isfinite(p) & np.isfinite(t)
     p, t, s, left_out = p[whole], t[whole], s[whole], int((~whole).sum())
     shown = np.linspace(0, len(p) - 1, min(len(p), MOST_POINTS)).astype(int)
-    figure = _figure(7.6, 3.3)
-    left, right = figure.subplots(1, 2)
     within = f" ({unit})" if unit else ""
-    _axes(
-        left,
-        label(f"{name + ': ' if name else ''}{quality(p, t)}{unit and ' ' + unit}", 60),
-        f"true{within}",
-        f"predicted{within}",
-    )
-    sure = np.isfinite(s) & (s > 0)
+    sure, lines = np.isfinite(s) & (s > 0), []
     if len(p):
-        ends = [min(p.min(), t.min()), max(p.max(), t.max())]
-        left.plot(ends, ends, color=INK, linewidth=0.9, linestyle=":")
-        _points(left, t[shown], p[shown], np.where(sure, s, 0)[shown] if sure.any() else None)
-    if sigma is None:
-        _residuals(right, t[shown], (p - t)[shown], within)
-    else:
-        _pulls(right, (p - t)[sure] / s[sure], int((~sure).sum()))
+        ends = [float(min(p.min(), t.min())), float(max(p.max(), t.max()))]
+        lines.append(Line(ends, ends, "currentColor", 1, dash="1.5 3"))
+    bars = shown[sure[shown]]
+    if len(bars):
+        low, high = (p - s)[bars].tolist(), (p + s)[bars].tolist()
+        lines.append(Line(t[bars].tolist(), low, TRAIN, 0.7, 0.6, points="|", to=high))
+    lines.append(Line(t[shown].tolist(), p[shown].tolist(), TRAIN, opacity=0.7, points="o"))
+    title = f"{name + ': ' if name else ''}{quality(p, t)}{unit and ' ' + unit}"
+    left = Panel(title, lines, log=False, x_label=f"true{within}; above: predicted")
+    right = _residuals(t[shown], (p - t)[shown], within)
+    if sigma is not None:
+        right = _pulls((p - t)[sure] / s[sure], int((~sure).sum()))
     few = [f"{left_out} not finite"] * (left_out > 0) + [f"{len(shown)} of {len(p)} points drawn"] * (
         len(shown) < len(p)
     )
-    if few:
-        figure.supxlabel("; ".join(few), fontsize=7, color=INK)
-    return Picture(figure)
+    return Picture(panels=[left, right], title="; ".join(few))
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #13f9c55b
 def _both(p: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -261,15 +233,19 @@ def _spectra(
     return p, t, s, x
 
 
-def _spectrum(ax: Any, x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray | None) -> None:
+def _spectrum(x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray | None) -> list[Line]:
     "One spectrum; of a long one the lowest and the highest channel of each slice."
+    lines = []
     if s is not None:
-        few = np.linspace(0, len(x) - 1, min(len(x), 800)).astype(int)
-        ax.fill_between(x[few], (p - s)[few], (p + s)[few], color=TRAIN, alpha=0.25, linewidth=0, label="1 sigma")
-    ax.plot(*decimate(x, p), color=TRAIN, linewidth=1.0, label="predicted")
-    if t is not None:
-        ax.plot(*decimate(x, t), color=VALID, linewidth=1.4, linestyle="--", label="true")
-    ax.grid(True, color=GRID, linewidth=0.6)
+        few = np.linspace(0, len(x) - 1, min(len(x), 400)).astype(int)
+        few = few[np.isfinite((p - s)[few])]
+        low, high = (p - s)[few].tolist(), (p + s)[few].tolist()
+        lines.append(Line(x[few].tolist(), low, TRAIN, opacity=0.25, label="1 sigma", to=high))
+    for values, color, dash, name in ((p, TRAIN, "", "predicted"), (t, VALID, "5 3", "true")):
+        if values is not None:
+            whole = np.isfinite(values)
+            lines.append(Line(*decimate(x[whole].tolist(), values[whole].tolist()), color, dash=dash, label=name))
+    return lines
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #6649adf9
 def plot_spectra(
@@ -285,21 +261,12 @@ def plot_spectra(
     chosen = _chosen(p, t, samples)
     if not chosen:
         raise RequestError("There is no spectrum to draw. Give at least one sample.")
-    columns = min(3, len(chosen))
-    rows = -(-len(chosen) // columns)
-    figure = _figure(3.4 * columns + 0.4, 2.3 * rows + 0.3)
-    order = np.argsort(x, kind="stable")
-    for place, (ax, i) in enumerate(zip(figure.subplots(rows, columns, squeeze=False).flat, chosen, strict=False)):
-        _spectrum(ax, x[order], p[i][order], None if t is None else t[i][order], None if s is None else s[i][order])
+    order, panels = np.argsort(x, kind="stable"), []
+    for i in chosen:
+        lines = _spectrum(x[order], p[i][order], None if t is None else t[i][order], None if s is None else s[i][order])
         title = f"sample {i}" + (f": {quality(*_both(p[i], t[i]))}" if t is not None else "")
-        _axes(
-            ax, title, "" if place < len(chosen) - columns else "channel" if wavelength_um is None else "wavelength, µm"
-        )
-        if place == 0:
-            ax.legend(fontsize=7, frameon=False)
-    for ax in figure.axes[len(chosen) :]:
-        ax.set_visible(False)
-    return Picture(figure)
+        panels.append(Panel(title, lines, log=False, x_label="channel" if wavelength_um is None else "wavelength, µm"))
+    return Picture(panels=panels)
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #d25b7a1d
 UNCERTAIN = ("sigma", "uncertainty", "std", "error")  # names of an output that says how sure the model is

@@ -22,7 +22,6 @@ from spectrakit.pages.report_sections import (
     predictions_html,
     repeat_html,
     results_html,
-    run_figure,
     settings_html,
     time_text,
 )
@@ -30,14 +29,12 @@ from ..runs.history import read_history
 from ..system.errors import RequestError
 from ..system.files import checked_path, write_atomic
 from ..tuning.cross_validation import FACTS, CrossValidation, open_cross_validation
-from ..view.html import figure_html, page, safe
+from ..view.html import page, safe
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #55618271
 _SECTIONS: dict[str, Callable] = {
     "Results": lambda run, h, task: results_html(h, run.ended or h.status),
-    "Curves": lambda run, h, task: figure_html(
-        run_figure(h), "curves", f"curves of {h.path.name}: loss, metrics, learning rate, speed"
-    ),
+    "Curves": lambda run, h, task: run.plot().html(),
     "Clock": lambda run, h, task: clock_html(h),
     "Faults": lambda run, h, task: faults_html(h, run.ended or h.status),
     "Checkpoints": lambda run, h, task: checkpoints_html(h),

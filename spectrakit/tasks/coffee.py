@@ -28,7 +28,7 @@ from spectrakit.tasks.spectra import (
     split,
     standard_normal_variate,
 )
-from ..view.plots import Picture
+from ..view.picture import Picture
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #a4444bc2
 def coffee_inputs(spectra: np.ndarray) -> torch.Tensor:

@@ -27,7 +27,7 @@ from spectrakit.tasks.spectra import (
     linear_correction,
     split,
 )
-from ..view.plots import Picture
+from ..view.picture import Picture
 
 # %% ../../nbs/86_tasks/02_fermentation.ipynb #b3d9b45f
 def fermentation_inputs(spectra: np.ndarray) -> np.ndarray:

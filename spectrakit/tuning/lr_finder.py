@@ -30,7 +30,8 @@ from ..system.errors import RequestError
 from ..system.files import read_end
 from ..system.secret_masking import masked
 from ..system.signals import ends_softly
-from ..view.plots import GRID, INK, TRAIN, VALID, Picture
+from ..view.picture import Picture
+from ..view.plots import GRID, INK, TRAIN, VALID
 from ..watchdog.time_budget import check_time
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #132255ed

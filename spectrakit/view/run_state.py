@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_METRICS', 'Curve', 'drop_after', 'drawn_points', 'smoothed', 'last_fifths', 'estimate_left_s', 'number',
-           'plain_number', 'RunState', 'apply_event', 'as_events']
+           'plain_number', 'RunState', 'apply_event']
 
 # %% ../../nbs/65_view/01_run_state.ipynb #3f55d706
 from collections import deque
@@ -356,22 +356,3 @@ def apply_event(state: RunState, event: Any) -> None:
         _APPLY.get(event["type"], _apply_other)(state, event)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         return  # a log of another version
-
-# %% ../../nbs/65_view/01_run_state.ipynb #518ed9bc
-def as_events(s: RunState) -> list[dict]:
-    "Events from which `plots.plot_curves` draws what is kept of the run."
-    curves = [(s.loss, "loss"), (s.lr, "lr"), (s.speed, "samples_per_s")]
-    steps = [
-        {"type": "step", "step": x, name: y}
-        for curve, name in curves
-        for x, y in zip(*drawn_points(curve), strict=False)
-    ]
-    evals = [
-        {"type": "eval", "step": x, "metrics": {name: y}}
-        for name, curve in s.valid.items()
-        for x, y in zip(*drawn_points(curve), strict=False)
-    ]
-    best = {n: v for n, v in s.best["metrics"].items() if plain_number(v)} if s.best else {}
-    if s.best and best:
-        evals.append({"type": "eval", "step": s.best["step"], "metrics": best, "best": True})
-    return steps + sorted(evals, key=lambda event: event["step"])

@@ -63,9 +63,10 @@ def mixed(color, ink):
 
 
 def of_page(dark):
-    "The colours of a page, by name, from its style sheet."
+    "Paper and ink of a page, from its style sheet."
     light, night = re.findall(r":root\{([^}]*)\}", pages._STYLE)[:2]
-    return {name: rgb(value) for name, value in re.findall(r"--(\w+):(#\w{6})", night if dark else light)}
+    found = dict(re.findall(r"--(\w+):(#\w{6})", night if dark else light))
+    return found["paper"], found["ink"]
 
 
 NAMES = {"train": TRAIN, "valid": VALID, "rate": RATE, "speed": SPEED}
@@ -73,6 +74,8 @@ GROUNDS = {  # JupyterLab's themes, VS Code's dark one, and their ink
     "cell, light": ("#ffffff", "#212121"),
     "cell, dark": ("#111111", "#ffffff"),
     "VS Code, dark": ("#1e1e1e", "#cccccc"),
+    "page, light": of_page(False),
+    "page, dark": of_page(True),
 }
 PALETTES = {
     "plots": (rgb("#ffffff"), {name: rgb(color) for name, color in NAMES.items()}),
@@ -80,7 +83,6 @@ PALETTES = {
         where: (rgb(ground), {name: mixed(color, ink) for name, color in NAMES.items()})
         for where, (ground, ink) in GROUNDS.items()
     },
-    **{f"page, {word}": (of_page(word == "dark")["paper"], of_page(word == "dark")) for word in ("light", "dark")},
 }
 
 
@@ -105,15 +107,14 @@ def test_training_and_validation_are_told_apart_and_every_line_from_its_ground(w
         assert contrast(colors[name], ground) >= CONTRAST, name
 
 
-@pytest.mark.parametrize("ground", ["#ffffff", "#181a1b"], ids=["light", "dark"])
-def test_four_runs_are_told_apart_by_colour_and_sixteen_by_their_lines(ground):
-    colors = [rgb(color) for color in COLORS]
-    if ground != "#ffffff":  # a page has its own variants of the first two
-        colors[:2] = [of_page(True)["train"], of_page(True)["valid"]]
+@pytest.mark.parametrize("where", ["file", *GROUNDS])
+def test_four_runs_are_told_apart_by_colour_and_sixteen_by_their_lines(where):
+    ground, ink = GROUNDS.get(where, ("#ffffff", ""))
+    colors = [mixed(color, ink) if ink else rgb(color) for color in COLORS]
     assert min(contrast(color, rgb(ground)) for color in colors) >= CONTRAST
     assert min(difference(one, other) for one, other in combinations(colors, 2)) >= APART
     styles = [run_style(number, 16, "loss") for number in range(16)]
-    assert len({(style.color, style.line) for style in styles}) == 16
+    assert len({(style.color, style.dash) for style in styles}) == 16
 
 
 def test_where_two_colours_come_near_each_other_a_second_sign_tells_them_apart():

@@ -2,7 +2,7 @@
 
 from spectrakit.view.figures import figures
 from spectrakit.view.panels import plots
-from spectrakit.view.plots import plot_curves
+from spectrakit.view.picture import plot_curves
 from spectrakit.view.run_state import MOST_METRICS, RunState, apply_event
 
 
@@ -38,10 +38,11 @@ def test_the_live_view_shows_what_losses_log():
 
 
 def test_the_curves_show_what_losses_log():
-    both, alone = plot_curves(events_of()), plot_curves(events_of(valid=False))
-    panel = {ax.get_title(loc="left"): ax for ax in both.axes}["mae"]
-    assert [line.get_label() for line in panel.lines[:2]] == ["training", "validation"]
-    assert list(panel.lines[0].get_ydata()) == [1.0, 1 / 2, 1 / 3, 1 / 4]
-    assert [ax.get_title(loc="left") for ax in alone.axes][1:3] == ["mae", "learning rate"]  # and no panel of a text
+    both, alone = (plot_curves(events_of(valid)) for valid in (True, False))
+    panel = {p.title: p for p in both.panels}["val_mae"]
+    assert [line.label for line in panel.lines] == ["train", "valid"]
+    assert list(panel.lines[0].y) == [1.0, 1 / 2, 1 / 3, 1 / 4]
+    assert [p.title for p in alone.panels][1:3] == ["train_mae", "learning rate"]  # and no panel of a text
     plain = [{k: v for k, v in e.items() if not k.startswith("train_")} for e in events_of()]
-    assert "mae (validation)" in [ax.get_title(loc="left") for ax in plot_curves(plain).axes]
+    assert [line.label for p in plot_curves(plain).panels if p.title == "val_mae" for line in p.lines] == ["valid"]
+    assert [ax.get_title(loc="left") for ax in both.figure.axes][1] == "val_mae"

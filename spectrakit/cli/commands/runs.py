@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spectrakit.runs.run_groups import Group
     from spectrakit.tuning.cross_validation import CrossValidation
     from spectrakit.tuning.search.study import Study
-    from spectrakit.view.plots import Picture
+    from spectrakit.view.picture import Picture
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #6edb264a
 def _line_of_run(run: "Run") -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def plot(arguments: Sequence[str]) -> int:
     out = Path(options.out or folder / "curves.png")
     check_picture(out)
     picture = open_run(folder).plot() if many is None else picture_of(many)
-    print_text(save_picture(picture.figure, out))
+    print_text(save_picture(picture, out))
     return 0
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #98a65d5a
