@@ -1067,5 +1067,5 @@ def test_where_no_checkpoints_are_kept_the_one_who_asks_is_told(here, monkeypatc
     )
     assert run.status == "completed" and not (run.path / "CHECKPOINT").exists()
     assert [e["text"] for e in run.events if e["type"] == "message"] == [
-        "a checkpoint was asked for, and checkpoint.enabled=false: nothing was saved"
+        "a checkpoint was requested, but checkpoint.enabled=false: no checkpoint was saved"
     ]

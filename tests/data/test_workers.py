@@ -191,7 +191,7 @@ def test_a_run_that_goes_on_reads_as_it_has_found_out_and_the_same_samples(tmp_p
         again = spectrakit.fit(Stopped(), words, resume="auto", show=False)
     assert again.path == run.path and again.status == "completed"
     assert read_environment(run.path)["reading"]["train"]["num_workers"] == 1
-    assert "1, as this run has found out before" in json.dumps(read_environment(run.path)["decided"])
+    assert "1, as measured before in this run" in json.dumps(read_environment(run.path)["decided"])
     paths = whole, run.path
     ends = [load_weights(find_checkpoint(folder / "checkpoints")[0]) for folder in paths]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
@@ -203,7 +203,7 @@ def test_a_run_that_goes_on_where_there_are_more_cores_measures_anew_and_says_wh
     again = spectrakit.resume(run, Stopped(), "dataloader.most_workers=4", show=False)
     known = read_environment(run.path)
     assert again.status == "completed" and known["reading"]["train"]["num_workers"] == 0
-    assert "may be 3 workers here, and there were 2 before" in json.dumps(known["decided"])
+    assert "may be 3 workers now, and 2 before" in json.dumps(known["decided"])
 
 
 @pytest.mark.slow

@@ -442,7 +442,7 @@ def test_an_interrupt_before_the_first_step_ends_at_once(cli, here, where):
     assert (process.returncode, err) == (130, "") and "stopping… Ctrl-C again ends now" in out
     run = open_run(only_run(here))
     assert run.status == "interrupted" and not run.metrics and not checkpoints(run.path / "checkpoints")
-    assert last_event(run.events, "end")["reason"] == "interrupted before the first step; nothing was to be saved"
+    assert last_event(run.events, "end")["reason"] == "interrupted before the first step; no checkpoint was due"
 
 
 # no orphans

@@ -69,7 +69,7 @@ def test_the_second_run_uses_it_and_its_results_are_those_of_a_cold_start(spare,
     assert losses[0] == losses[1]
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
     changed = trained("launch.warm_worker=auto")
-    assert how(changed) == "cold: the process that was waiting was not used: MKL_NUM_THREADS changed"
+    assert how(changed) == "cold: the waiting process was not used: MKL_NUM_THREADS changed"
     assert weights(changed) == weights(cold)
     assert how(trained(WARM)).startswith("warm")
     last = spare().process
@@ -140,10 +140,12 @@ def test_it_is_killed_with_its_parent():
 
 
 def test_it_waits_nowhere_but_in_an_interactive_notebook(monkeypatch):
-    assert why_no_spare("auto", "interactive") == why_no_spare("auto", "script") == "this is no interactive notebook"
+    assert (
+        why_no_spare("auto", "interactive") == why_no_spare("auto", "script") == "this is not an interactive notebook"
+    )
     assert why_no_spare(True, "script") is None and why_no_spare(False, "interactive") == "launch.warm_worker=false"
     monkeypatch.setattr(warm_worker, "in_kernel", lambda: True)
-    assert why_no_spare("auto", "batch") == "this is no interactive notebook"
+    assert why_no_spare("auto", "batch") == "this is not an interactive notebook"
     assert why_no_spare("auto", "interactive") is None
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 2**30}))
     assert why_no_spare("auto", "interactive") == "only 1.0 GiB of memory are free"

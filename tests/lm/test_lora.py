@@ -110,7 +110,7 @@ def test_another_base_is_refused_and_a_moved_one_is_not(tmp_path, corpus):
     shutil.copytree(corpus / "tiny", tmp_path / "base")
     given = (*BASE, "task.model=base", f"task.data={corpus / 'texts.jsonl'}", *LORA)
     done = run_cli(tmp_path, "train", "lm", *given)
-    assert done.returncode == 0 and "leave out the frozen weights of base" in done.stdout, done.stderr
+    assert done.returncode == 0 and "omit the frozen weights of base" in done.stdout, done.stderr
     folder, more = only_run(tmp_path), ("trainer.max_steps=14", "resume.allow=[trainer.max_steps]")
     assert run_cli(tmp_path, "lm", "export", folder, "merged").returncode == 0
     (tmp_path / "base").rename(tmp_path / "elsewhere")

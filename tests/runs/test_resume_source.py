@@ -618,7 +618,7 @@ def test_as_many_samples_with_other_content_are_refused(here, monkeypatch, split
         return tuple(parts.values())
 
     monkeypatch.setattr(Tiny, "datasets", other)
-    with pytest.raises(RequestError, match=f"The {split} data set is not the one that step-00000003 was made with"):
+    with pytest.raises(RequestError, match=f"The {split} data set differs from the one of step-00000003"):
         resume(run, Tiny(), show=False)
 
 
@@ -641,7 +641,7 @@ def test_a_state_that_lacks_a_part_is_refused_by_its_name(here, key):
 def test_a_limit_that_counts_micro_batches_is_noticed(here):
     run = stopped(settings("limits.max_train_batches=4"), 5)
     words = ("data.batch_size=2", "accumulate_grad_batches=2")
-    with pytest.raises(RequestError, match="An epoch of the run had 16 samples, and would have 8"):
+    with pytest.raises(RequestError, match="An epoch of the run had 16 samples, and would now have 8"):
         resume(run, Tiny(), *words, show=False)
     assert (
         resume(

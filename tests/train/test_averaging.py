@@ -227,7 +227,7 @@ def test_a_mean_that_cannot_be_saved_costs_nothing(train, monkeypatch):
     assert run.status == "completed" and average(run) is None and not last_event(run.events, "eval").get("averaged")
     texts = run.column("message", "text")
     assert any(text.startswith("the averaged weights are not saved: step-00000004 needs 9.0 MiB") for text in texts)
-    assert told(run).endswith("the single one is what predictions are made with")
+    assert told(run).endswith("predictions use the single one")
 
 
 def test_max_bytes_comes_before_the_mean(train):

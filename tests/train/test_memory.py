@@ -101,8 +101,8 @@ def test_the_step_is_undone_to_the_bit(train, where):
     assert torch.equal(found.weights(), other.weights())
     assert found.column("step", "loss") == other.column("step", "loss")
     assert [e["text"] for e in found.events if e["type"] == "message" and "trained again" in e["text"]] == [
-        "the memory ran out at step 3: Tried to allocate 2.00 GiB.; the step is trained again in micro batches of 4, "
-        "4 of them in a step"
+        "the memory ran out at step 3: Tried to allocate 2.00 GiB.; the step is repeated in micro batches of 4, "
+        "4 of them per step"
     ]
 
 
@@ -146,11 +146,11 @@ def test_a_resumed_run_and_the_next_one_begin_with_what_fitted(train, tmp_path):
     going_on = train(Hungry(), *WORDS, "trainer.max_steps=3", resume=True)
     again = train(Hungry(), *WORDS, "trainer.max_steps=1", name="next")
     for run in (going_on, again):
-        texts = [e["text"] for e in run.events if e["type"] == "message" and "in place of 8" in e["text"]]
-        assert len(texts) == 1 and "micro batches of 4 in place of 8" in texts[0]
+        texts = [e["text"] for e in run.events if e["type"] == "message" and "instead of 8" in e["text"]]
+        assert len(texts) == 1 and "micro batches of 4 instead of 8" in texts[0]
     assert "delete" in texts[0] and ".micro_batches.json" in texts[0]
     other = train(Hungry(), *WORDS, "trainer.max_steps=1", "training.oom_recovery=false", name="as-asked")
-    assert not [e for e in other.events if e["type"] == "message" and "in place of" in e["text"]]
+    assert not [e for e in other.events if e["type"] == "message" and "instead of" in e["text"]]
 
 
 def test_what_a_loss_logged_in_an_undone_step_is_not_counted(train):
@@ -283,4 +283,4 @@ def test_ranks_look_together_for_what_fits_on_each_of_them(tmp_path, monkeypatch
     assert run.status == "completed", run.error
     assert not ooms(run.events) and (run.path / "summary.json").is_file()
     (said,) = [e["text"] for e in run.events if e["type"] == "message" and "auto" in e["text"]]
-    assert said == "data.micro_batch_size=auto: micro batches of 4, 2 of them in a step; larger ones do not fit"
+    assert said == "data.micro_batch_size=auto: micro batches of 4, 2 of them per step; larger ones do not fit"

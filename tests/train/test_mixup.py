@@ -61,7 +61,7 @@ def test_inputs_that_cannot_be_mixed_are_refused_before_a_run(here):
         def loss(self, model, batch):
             return F.cross_entropy(model(batch[0].float()), batch[1])
 
-    with pytest.raises(RequestError, match="training.mixup mixes inputs that are floats"):
+    with pytest.raises(RequestError, match="training.mixup mixes float inputs"):
         sk.fit(Tokens(), compose(*MIXED), show=False)
 
 
@@ -177,8 +177,8 @@ REFUSED = {
     "texts": (lambda batch: {"x": batch["x"], "kind": ["a"] * 6}, "targets are not tensors"),
     "labels as a list": (lambda batch: {"x": batch["x"], "kind": [0, 1] * 3}, "targets are not tensors"),
     "other labels as a list": (lambda batch: {"x": batch["x"], "other": [0, 1] * 3}, "holds whole numbers"),
-    "an array beside": (lambda batch: {"x": batch["x"], "other": batch["kind"].numpy()}, "is no dense tensor"),
-    "sparse inputs": (lambda batch: {"x": batch["x"].to_sparse(), "kind": batch["kind"]}, "is no dense tensor"),
+    "an array beside": (lambda batch: {"x": batch["x"], "other": batch["kind"].numpy()}, "is not a dense tensor"),
+    "sparse inputs": (lambda batch: {"x": batch["x"].to_sparse(), "kind": batch["kind"]}, "is not a dense tensor"),
 }
 
 

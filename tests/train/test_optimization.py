@@ -410,7 +410,7 @@ def test_a_step_that_fp16_left_out_counts_for_the_schedule_and_leaves_the_averag
     torch.testing.assert_close(run.weights(ema=True), average, rtol=1e-9, atol=1e-12)
     assert run.column("step", "overflows")[-1] == 2
     texts = [event["text"] for event in run.events if event["type"] == "message"]
-    assert any(text.startswith("fp16: 1 of the last 1 updates were left out") for text in texts)
+    assert any(text.startswith("fp16: 1 of the last 1 updates were skipped") for text in texts)
 
 
 @pytest.mark.parametrize("every", [1, 100])
@@ -455,7 +455,7 @@ def test_an_average_on_a_gpu_stands_still_without_waiting():
 
 def test_a_run_in_which_every_update_overflows_does_not_complete(train):
     run = train(Averaged(range(100)), *WINDOWS, "trainer.max_steps=80", context=scaled(CountedScaler()))
-    assert run.status == "failed" and "fp16: no update has been made for 50 steps" in run.reason
+    assert run.status == "failed" and "fp16: 50 steps without an update" in run.reason
 
 
 # samplers

@@ -198,7 +198,7 @@ def test_task_of_trains_its_criterion_in_a_group_of_its_own_and_says_so(here):
     task = sk.Task.of(net(), TensorDataset(X, Y), TensorDataset(X[:16], Y[:16]), criterion)
     run = sk.fit(task, *PLAIN, INLINE, show=False)
     assert losses_of(run) == pytest.approx(wanted, rel=1e-6)
-    assert any("_loss:proxies" in text and "group of their own" in text for text in told(run))
+    assert any("_loss:proxies" in text and "in a separate group" in text for text in told(run))
     assert not any("_model" in text for text in told(run))
     kept = load_task_tensors(find_checkpoint(run.path / "checkpoints")[0])
     assert set(kept) == {"_loss:proxies", "_loss:seen"} and torch.equal(kept["_loss:proxies"], criterion.proxies)
@@ -266,7 +266,7 @@ def test_what_a_model_was_copied_from_is_saved_nowhere(here, words):
     task = Backbone()
     before = copy.deepcopy(task.backbone.state_dict())
     run = sk.fit(task, *PLAIN, INLINE, *words, show=False)
-    assert run.status == "completed" and not [text for text in told(run) if "group of their own" in text]
+    assert run.status == "completed" and not [text for text in told(run) if "in a separate group" in text]
     assert all(torch.equal(value, before[name]) for name, value in task.backbone.state_dict().items())
     assert load_task_tensors(find_checkpoint(run.path / "checkpoints")[0]) == {}
 

@@ -154,7 +154,7 @@ def test_the_schedule_ends_when_the_time_does(train, plan, clock):
         budget=budget,
     )
     start, rates, steps = last_event(events, "start"), columns(events, "step", "lr")["lr"], events[-1]["step"]
-    assert status == "completed" and f"of {start['total_steps']} that were asked for" in reason, reason
+    assert status == "completed" and f"of {start['total_steps']} requested" in reason, reason
     assert 50 < steps < start["total_steps"] / 4 and rates[-1] < 0.1 * max(rates) / 5
     assert max(abs(a - b) for a, b in itertools.pairwise(rates)) < 0.05  # it never jumps
     if plan == "fit_epochs":
@@ -326,7 +326,7 @@ def test_rollback_says_that_there_was_nothing_to_go_back_to(train):
     status, reason, events, _ = train(
         Poisoned({3}), "training.nan_policy=rollback", "checkpoint.every_n_steps=50", "checkpoint.every_n_epochs=null"
     )
-    assert status == "failed" and "no checkpoint yet to go back to; checkpoint.every_n_steps" in reason
+    assert status == "failed" and "no checkpoint to roll back to; set checkpoint.every_n_steps" in reason
     assert not [e for e in events if e["type"] == "restart"]
 
 
@@ -418,4 +418,4 @@ def test_without_a_checkpoint_a_training_that_hangs_has_failed_in_time():
     run = fit(
         Stuck(), compose(*SETTINGS, "watchdog.limit=25s", "watchdog.since=run", "checkpoint.enabled=false"), show=False
     )
-    assert time.monotonic() - began < 25 and run.status == "failed" and "nothing was saved before" in run.error
+    assert time.monotonic() - began < 25 and run.status == "failed" and "no checkpoint was saved before" in run.error
