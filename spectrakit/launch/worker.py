@@ -303,13 +303,13 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
         if task is not None:
             _check_fork(file["request"]["config"]["trainer"]["accelerator"])
         with collector_off():
-            import accelerate  # and torch with it
+            import accelerate  # noqa: F401  # and torch with it
 
             apply_torch_settings(extra.get("torch", {}))  # before the user's modules create tensors
             job, task = read_job(folder, task)
             job = replace(job, kind=kind_named(extra.get("kind", job.kind.name)))  # a restart continues
             if job.kind.trains:
-                import torch._dynamo  # noqa: F401  # an optimizer imports it at its first step
+                import torch._dynamo  # an optimizer imports it at its first step
 
         def stop_requested() -> int:
             here = requested_by_files(job.run_dir) if rank == 0 else 0
