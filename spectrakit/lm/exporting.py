@@ -83,7 +83,7 @@ def _is_consistent(config: Any) -> bool:
     """Return whether transformers can save a generation config."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # only the result counts
             config.validate(strict=True)
     except (ValueError, TypeError):
         return False

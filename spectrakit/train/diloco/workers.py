@@ -80,6 +80,7 @@ def shared_state(workers: Workers) -> dict[str, Any]:
 
 
 def load_shared_state(workers: Workers, state: dict[str, Any]) -> None:
+    """Load the value of `shared_state`."""
     for loop, saved in zip(workers.loops, state.get("loops", [state]), strict=True):
         load_outer_state(loop, saved)
     load_own_parts(workers.before, state["buffers"])
