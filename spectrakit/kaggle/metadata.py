@@ -83,23 +83,15 @@ def split_source(kind: str, name: Any) -> dict[str, str]:
         raise ValueError(f"{name!r} is not the name of a {kind}. {mend}")
     named = {part.strip("()"): value for part, value in zip(form, parts, strict=False)}
     for part, value in named.items():
-        good = (
-            value.isdecimal()
-            if part == "version"
-            else _OWNER.fullmatch(value)
-            if part in ("owner", "framework", "variation")
-            else _SLUG.fullmatch(value)
-        )
+        why = "a name has letters, digits and hyphens"
+        good: Any = _OWNER.fullmatch(value)
+        if part == "version":
+            good, why = value.isdecimal(), "the version is a number"
+        elif part == "slug":
+            better = f": {slug_of(value)!r}" if slug_of(value) else ", such as soil-2026"
+            good, why = _SLUG.fullmatch(value), f"an address has letters, digits and hyphens{better}"
         if not good:
-            why = {
-                "version": "the version is a number",
-                "slug": "an address has letters, digits and hyphens"
-                + (f": {slug_of(value)!r}" if slug_of(value) else ", such as soil-2026"),
-            }
-            raise ValueError(
-                f"{name!r} is not the name of a {kind}. Mend {value!r}: "
-                f"{why.get(part, 'a name has letters, digits and hyphens')}."
-            )
+            raise ValueError(f"{name!r} is not the name of a {kind}. Mend {value!r}: {why}.")
     return named
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #b9a5bafd
@@ -129,26 +121,18 @@ def machine_finding(shape: Any) -> Finding | None:
 
     if not isinstance(shape, str | None):
         return finding("error", f'machine_shape is {shown(shape)}. Write a name, such as "NvidiaTeslaT4".')
-    if not shape or shape in _AS_PULLED:
-        return None  # two T4s with enable_gpu
-    if shape in MACHINES:
+    if not shape or shape in _AS_PULLED or shape in MACHINES:  # empty: two T4s with enable_gpu
         return None
     if shape in RETIRED:
-        return finding(
-            "error",
-            f"{shape} is retired, and Kaggle silently gives another machine. "
-            'Write "machine_shape": "NvidiaTeslaT4", which is two T4s, or "", which is the same today.',
-        )
+        text = f"{shape} is retired, and Kaggle silently gives another machine. "
+        text += 'Write "machine_shape": "NvidiaTeslaT4", which is two T4s, or "", which is the same today.'
+        return finding("error", text)
     if shape == "NvidiaTeslaT4Highmem":
-        return finding(
-            "error", "NvidiaTeslaT4Highmem is a pool for Kaggle's own use. Write NvidiaTeslaT4, which is two T4s."
-        )
+        return finding("error", f"{shape} is a pool for Kaggle's own use. Write NvidiaTeslaT4, which is two T4s.")
     gpus = [name for name in MACHINES if not name.startswith("Tpu")]  # TPUs are not suggested
     near = did_you_mean(shape, gpus)
-    return finding(
-        "error" if near else "warning",
-        f"{shape!r} is not a known machine.{near or ' Known are ' + ', '.join(gpus) + '.'}",
-    )
+    text = f"{shape!r} is not a known machine.{near or ' Known are ' + ', '.join(gpus) + '.'}"
+    return finding("error" if near else "warning", text)
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #fea97f29
 @dataclass(frozen=True)
@@ -166,11 +150,11 @@ def _flag(value: Any) -> list[str]:
 
 
 def _one_of(*choices: str) -> Callable[[Any], list[str]]:
-    return lambda value: (
-        []
-        if value in choices
-        else [f"it is {shown(value)!r}. Write one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"]
-    )
+    def faults(value: Any) -> list[str]:
+        near = did_you_mean(str(value), choices)
+        return [] if value in choices else [f"it is {shown(value)!r}. Write one of {', '.join(choices)}.{near}"]
+
+    return faults
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #f4660b18
 def _text(low: int = 0, high: int = 10**6, optional: bool = False) -> Callable[[Any], list[str]]:
@@ -189,11 +173,8 @@ def _text(low: int = 0, high: int = 10**6, optional: bool = False) -> Callable[[
 
 
 def _number(value: Any) -> list[str]:
-    return (
-        []
-        if value is None or (isinstance(value, int) and not isinstance(value, bool))
-        else [f"it is {shown(value)!r}. Write a whole number, or null."]
-    )
+    good = value is None or (isinstance(value, int) and not isinstance(value, bool))
+    return [] if good else [f"it is {shown(value)!r}. Write a whole number, or null."]
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #9ef932ef
 def _listed(each: Callable[[Any], Any]) -> Callable[[Any], list[str]]:
@@ -272,55 +253,23 @@ KERNEL: dict[str, Entry] = {
 }
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #e389fa5e
-LICENSES = (
-    "CC0-1.0",
-    "CC-BY-SA-3.0",
-    "CC-BY-SA-4.0",
-    "CC-BY-NC-SA-4.0",
-    "GPL-2.0",
-    "ODbL-1.0",
-    "DbCL-1.0",
-    "copyright-authors",
-    "other",
-    "unknown",
-    "CC-BY-4.0",
-    "CC-BY-NC-4.0",
-    "PDDL",
-    "CC-BY-3.0",
-    "CC-BY-3.0-IGO",
-    "US-Government-Works",
-    "CC-BY-NC-SA-3.0-IGO",
-    "CDLA-Permissive-1.0",
-    "CDLA-Sharing-1.0",
-    "CC-BY-ND-4.0",
-    "CC-BY-NC-ND-4.0",
-    "ODC-BY-1.0",
-    "LGPL-3.0",
-    "AGPL-3.0",
-    "FDL-1.3",
-    "EU-ODP-Legal-Notice",
-    "apache-2.0",
-    "GPL-3.0",
+_LICENSES = (
+    "CC0-1.0 CC-BY-SA-3.0 CC-BY-SA-4.0 CC-BY-NC-SA-4.0 GPL-2.0 ODbL-1.0 DbCL-1.0 copyright-authors other unknown "
+    "CC-BY-4.0 CC-BY-NC-4.0 PDDL CC-BY-3.0 CC-BY-3.0-IGO US-Government-Works CC-BY-NC-SA-3.0-IGO CDLA-Permissive-1.0 "
+    "CDLA-Sharing-1.0 CC-BY-ND-4.0 CC-BY-NC-ND-4.0 ODC-BY-1.0 LGPL-3.0 AGPL-3.0 FDL-1.3 EU-ODP-Legal-Notice "
+    "apache-2.0 GPL-3.0"
 )
-
-
+LICENSES = tuple(_LICENSES.split())
 FREQUENCIES = ("not specified", "never", "annually", "quarterly", "monthly", "weekly", "daily", "hourly")
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #ed7a3c3a
 def _licenses(value: Any) -> list[str]:
-    names = (
-        [entry.get("name") if isinstance(entry, dict) else entry for entry in value] if isinstance(value, list) else []
-    )
-    if len(names) != 1 or not isinstance(value[0], dict):
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
         return ['it needs exactly one, written [{"name": "apache-2.0"}].']
-    return (
-        []
-        if names[0] in LICENSES
-        else [
-            f"Kaggle does not know {names[0]!r}. Write one such as apache-2.0, "
-            f"CC0-1.0 or other.{did_you_mean(str(names[0]), LICENSES)}"
-        ]
-    )
+    name = value[0].get("name")
+    near = did_you_mean(str(name), LICENSES)
+    unknown = f"Kaggle does not know {name!r}. Write one such as apache-2.0, CC0-1.0 or other.{near}"
+    return [] if name in LICENSES else [unknown]
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #191158fb
 def _resource(value: Any) -> None:
@@ -329,11 +278,8 @@ def _resource(value: Any) -> None:
 
 
 def _image(value: Any) -> list[str]:
-    return (
-        []
-        if isinstance(value, str) and value.lower().endswith((".png", ".jpg", ".jpeg", ".webp"))
-        else [f"it is {shown(value)!r}. Write a .png, .jpg or .webp file."]
-    )
+    good = not value or (isinstance(value, str) and value.lower().endswith((".png", ".jpg", ".jpeg", ".webp")))
+    return [] if good else [f"it is {shown(value)!r}. Write a .png, .jpg or .webp file."]
 
 
 DATASET: dict[str, Entry] = {
@@ -347,7 +293,7 @@ DATASET: dict[str, Entry] = {
     "resources": Entry("descriptions of single files", [], _listed(_resource)),
     "expectedUpdateFrequency": Entry("how often it changes", "not specified", _one_of(*FREQUENCIES)),
     "userSpecifiedSources": Entry("the origin of the data", "", _text(optional=True)),
-    "image": Entry("a picture of 560 × 280 pixels or more", "", lambda value: _image(value) if value else []),
+    "image": Entry("a picture of 560 × 280 pixels or more", "", _image),
 }
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #fd84fe59
@@ -357,40 +303,21 @@ def _entry_findings(schema: Mapping[str, Entry], values: Mapping[str, Any], file
     for key, value in values.items():
         if key in schema:
             findings += [Finding("error", "metadata", f"{key}: {text}", file) for text in schema[key].faults(value)]
-        elif near := did_you_mean(key, schema):
-            findings.append(
-                Finding("error", "metadata", f"There is no entry {key!r}, and Kaggle ignores it.{near}", file)
-            )
         else:
-            findings.append(
-                Finding("warning", "metadata", f"There is no entry {key!r}, and Kaggle ignores it. Remove it.", file)
-            )
+            near = did_you_mean(key, schema)
+            text = f"There is no entry {key!r}, and Kaggle ignores it.{near or ' Remove it.'}"
+            findings.append(Finding("error" if near else "warning", "metadata", text, file))
     return findings
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #89022778
 def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
     """Return one finding on all names with a placeholder as owner."""
-    named = [
-        values.get("id"),
-        *(
-            name
-            for key in ("dataset_sources", "kernel_sources", "model_sources")
-            if isinstance(values.get(key), list)
-            for name in values[key]
-        ),
-    ]
-    waiting = [name for name in named if isinstance(name, str) and re.match(rf"{PLACEHOLDER}/|INSERT_", name)]
-    if not waiting:
-        return []
-    return [
-        Finding(
-            "error",
-            "owner",
-            f"{', '.join(waiting)}: the owner is still a placeholder. Write your Kaggle name there, "
-            "or give --owner NAME.",
-            file,
-        )
-    ]
+    named = [values.get("id")]
+    for key in ("dataset_sources", "kernel_sources", "model_sources"):
+        named += values[key] if isinstance(values.get(key), list) else []
+    unset = [name for name in named if isinstance(name, str) and re.match(rf"{PLACEHOLDER}/|INSERT_", name)]
+    text = f"{', '.join(unset)}: the owner is still a placeholder. Write your Kaggle name there, or give --owner NAME."
+    return [Finding("error", "owner", text, file)] if unset else []
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #138658cd
 def is_on(values: Mapping[str, Any], key: str) -> bool | None:
@@ -421,12 +348,9 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
         return Finding("error", "code file", text, KERNEL_FILE)
 
     if kind in list(ENDINGS) and not name.lower().endswith(ENDINGS[kind]):
-        return [
-            finding(
-                f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {' or '.join(ENDINGS[kind])}, "
-                "or change kernel_type."
-            )
-        ]
+        endings = " or ".join(ENDINGS[kind])
+        text = f"{name!r} is no {kind[1]} {kind[0]}. Name a file that ends in {endings}, or change kernel_type."
+        return [finding(text)]
     if folder is None or (folder / name).is_file():
         return []
     near = did_you_mean(name, [path.name for path in folder.iterdir() if path.suffix in (".ipynb", ".py")])
@@ -441,15 +365,9 @@ def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
     here = name.rpartition("/")[2]
     if not here or slug_of(title) == here.lower() or name.startswith("INSERT_"):
         return []
-    return [
-        Finding(
-            "error",
-            "title",
-            f"The title {title!r} has the address {slug_of(title)!r}, but id has {here!r}. Kaggle uses the title: "
-            f'write "id": "{name.rpartition("/")[0]}/{slug_of(title)}", or another title.',
-            KERNEL_FILE,
-        )
-    ]
+    text = f"The title {title!r} has the address {slug_of(title)!r}, but id has {here!r}. Kaggle uses the title: "
+    text += f'write "id": "{name.rpartition("/")[0]}/{slug_of(title)}", or another title.'
+    return [Finding("error", "title", text, KERNEL_FILE)]
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #b34dc87d
 def _machine_findings(values: Mapping[str, Any]) -> list[Finding]:
@@ -505,13 +423,10 @@ def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> l
     resources = values.get("resources")
     listed = resources if isinstance(resources, list) else []
     names = [entry["path"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("path"), str)]
-    missing = [name for name in names if folder is not None and not (folder / name).exists()]
-    findings += [
-        Finding(
-            "error", "metadata", f"resources: there is no file {name!r} here. Remove it, or add the file.", DATASET_FILE
-        )
-        for name in missing
-    ]
+    for name in names if folder is not None else ():
+        if not (folder / name).exists():
+            text = f"resources: there is no file {name!r} here. Remove it, or add the file."
+            findings.append(Finding("error", "metadata", text, DATASET_FILE))
     return [*findings, *_owner_findings(values, DATASET_FILE)]
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #30de73c0
@@ -563,10 +478,6 @@ def with_owner(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     def filled(value: Any) -> Any:
         if isinstance(value, list):
             return [filled(one) for one in value]
-        return (
-            f"{owner}/{value.partition('/')[2]}"
-            if isinstance(value, str) and value.startswith(f"{PLACEHOLDER}/")
-            else value
-        )
+        return re.sub(rf"^{PLACEHOLDER}(?=/)", owner, value) if isinstance(value, str) else value
 
     return {key: filled(value) for key, value in values.items()}

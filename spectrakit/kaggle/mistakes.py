@@ -92,19 +92,18 @@ _HAS_INDEX = re.compile(
 )
 
 
+def _written_paths(kernel: Kernel) -> Iterator[tuple[Use, str]]:
+    """Yield the calls that write a table, each with the file's path."""
+    for use in kernel.facts.calls:
+        given = [*use.args[:1], *(use.keywords[word] for word in _PATH_WORDS if word in use.keywords)]
+        path = str(given[0]) if given and _tail(use) in _WRITERS else UNKNOWN
+        if UNKNOWN not in path.rpartition("/")[2]:
+            yield use, path
+
+
 def _written_names(kernel: Kernel) -> list[tuple[Use, str]]:
     """Return the calls that write a table, each with the file's name."""
     return [(use, path.rpartition("/")[2]) for use, path in _written_paths(kernel)]
-
-
-def _written_paths(kernel: Kernel) -> list[tuple[Use, str]]:
-    """Return the calls that write a table, each with the file's path."""
-    writers = [use for use in kernel.facts.calls if _tail(use) in _WRITERS]
-    named = [
-        (use, [*use.args[:1], *(use.keywords[word] for word in _PATH_WORDS if word in use.keywords)]) for use in writers
-    ]
-    paths = [(use, str(given[0])) for use, given in named if given]
-    return [(use, path) for use, path in paths if UNKNOWN not in path.rpartition("/")[2]]
 
 
 def _tail(use: Use) -> str:
@@ -136,17 +135,11 @@ def form_of_table(kernel: Kernel) -> Iterator[Finding]:
 
 def elsewhere(kernel: Kernel) -> Iterator[Finding]:
     """Find a submission outside /kaggle/working."""
-    written = [
-        (use, path) for use, path in _written_paths(kernel) if re.search(r"(^|/)submission\.(csv|parquet)$", path)
-    ]
-    far = [
-        (use, path)
-        for use, path in written
-        if re.match(r"(?!\.?/?submission|/kaggle/working/submission)[\w./-]+$", path)
-    ]
+    written = [one for one in _written_paths(kernel) if re.search(r"(^|/)submission\.(csv|parquet)$", one[1])]
+    outside = re.compile(r"(?!\.?/?submission|/kaggle/working/submission)[\w./-]+$")
     moved = any(re.search(r"copy|move|rename|replace|chdir|^%cd|^%%bash", use.name) for use in kernel.facts.calls)
-    if far and len(far) == len(written) and not moved and not kernel.facts.shell:
-        use, path = far[0]
+    if written and all(outside.match(path) for _, path in written) and not moved and not kernel.facts.shell:
+        use, path = written[0]
         text = f"{path} is not in /kaggle/working itself, where the competition looks. Write submission.csv there."
         yield Finding(level_of(use), "submission", text, use.where)
 
@@ -418,46 +411,29 @@ def screens(kernel: Kernel) -> Iterator[Finding]:
             yield Finding(level_of(use), "clicks", f"{use.name}: {_SCREEN[use.name]}", use.where)
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #dddbf636
+_NUMPY = (
+    "Inf:inf Infinity:inf infty:inf PINF:inf NINF:inf NaN:nan float_:float64 complex_:complex128 cfloat:complex128 "
+    "unicode_:str_ string_:bytes_ product:prod cumproduct:cumprod alltrue:all sometrue:any round_:round "
+    "asfarray:asarray msort:sort mat:asmatrix"
+)
 REMOVED = {  # dotted name: replacement
     **{f"numpy.{name}": name for name in ("float", "int", "object", "str", "complex")},
-    **{
-        f"numpy.{name}": f"numpy.{new}"
-        for name, new in (("Inf", "inf"), ("Infinity", "inf"), ("infty", "inf"), ("NaN", "nan"))
-    },
-    **{
-        f"numpy.{name}": f"numpy.{new}"
-        for name, new in (("float_", "float64"), ("complex_", "complex128"), ("unicode_", "str_"))
-    },
-    **{
-        f"numpy.{name}": f"numpy.{new}"
-        for name, new in (("product", "prod"), ("cumproduct", "cumprod"), ("alltrue", "all"))
-    },
-    **{
-        f"numpy.{name}": f"numpy.{new}"
-        for name, new in (("sometrue", "any"), ("round_", "round"), ("asfarray", "asarray"))
-    },
-    **{f"numpy.{name}": f"numpy.{new}" for name, new in (("msort", "sort"), ("string_", "bytes_"), ("PINF", "inf"))},
-    **{
-        f"numpy.{name}": f"numpy.{new}"
-        for name, new in (("mat", "asmatrix"), ("cfloat", "complex128"), ("NINF", "inf"))
-    },
+    **{f"numpy.{name}": f"numpy.{new}" for name, new in (pair.split(":") for pair in _NUMPY.split())},
     "numpy.asscalar": "value.item()",
     "pandas.datetime": "datetime.datetime",
     "pandas.np": "numpy",
     "pandas.Int64Index": "pandas.Index",
     "pandas.Float64Index": "pandas.Index",
     "pandas.Panel": "a DataFrame with two levels",
-    **{
-        f"sklearn.{name}": "sklearn.impute.SimpleImputer"
-        for name in ("preprocessing.Imputer", "preprocessing.imputation")
-    },
+    "sklearn.preprocessing.Imputer": "sklearn.impute.SimpleImputer",
+    "sklearn.preprocessing.imputation": "sklearn.impute.SimpleImputer",
     "sklearn.grid_search": "sklearn.model_selection",
     "sklearn.inspection.plot_partial_dependence": "sklearn.inspection.PartialDependenceDisplay",
     "sklearn.metrics.plot_precision_recall_curve": "sklearn.metrics.PrecisionRecallDisplay",
     "transformers.AutoModelWithLMHead": "transformers.AutoModelForCausalLM",
     **{f"tensorflow.{name}": f"tensorflow.compat.v1.{name}" for name in ("Session", "placeholder", "ConfigProto")},
     **{f"tensorflow.{name}": "tensorflow.random.set_seed" for name in ("set_random_seed", "random.set_random_seed")},
-    "tensorflow.contrib": "what the package has by itself",
+    "tensorflow.contrib": "TensorFlow's own functions",
     "keras.utils.np_utils": "keras.utils",
     "torch.symeig": "torch.linalg.eigh",
     "albumentations.pytorch.ToTensor": "albumentations.pytorch.ToTensorV2",
@@ -541,13 +517,11 @@ def _appended(tree: ast.Module) -> Iterator[int]:
     """Yield the lines of `df = df.append(…)`; a list's `append` returns None, so these are tables."""
     for node in nodes_of(tree):
         call = node.value if isinstance(node, ast.Assign) else None
-        if not (isinstance(node, ast.Assign) and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+        if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call) or not call.args:
             continue
-        if call.func.attr != "append" or not call.args:
-            continue
-        name = ast.unparse(call.func.value)
+        name, dot, method = ast.unparse(call.func).rpartition(".")
         same = ast.unparse(node.targets[0]) == name and _NAMED_TABLE.match(name)
-        if same or any(keyword.arg == "ignore_index" for keyword in call.keywords):
+        if dot and method == "append" and (same or any(word.arg == "ignore_index" for word in call.keywords)):
             yield call.lineno
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1002
@@ -557,9 +531,8 @@ _MAKERS = re.compile(r"DataFrame|Series|read_\w+|concat|merge|get_dummies")
 def _makes_table(value: ast.expr) -> bool:
     """Return whether `value` is a table that pandas makes, reads or joins."""
     func = value.func if isinstance(value, ast.Call) else None
-    return (
-        isinstance(func, ast.Attribute) and root_name(func.value) in ("pd", "pandas") and bool(_MAKERS.match(func.attr))
-    )
+    by_pandas = isinstance(func, ast.Attribute) and root_name(func) in ("pd", "pandas")
+    return by_pandas and bool(_MAKERS.match(called_name(value)))
 
 
 def pandas_tables(kernel: Kernel) -> set[str]:
@@ -623,12 +596,8 @@ def missing_programs(kernel: Kernel) -> Iterator[Finding]:
     for file, where in _programs(kernel):
         name = file.rpartition("/")[2]
         mentioned = sum(len(re.findall(rf"(?<![\w-]){re.escape(name)}(?!\w)", source)) for source in code)
-        if (
-            UNKNOWN in file
-            or file.startswith(("/", "../input", "$", "{"))
-            or mentioned > 1
-            or any("git clone" in c for c in code)
-        ):
+        elsewhere = UNKNOWN in file or file.startswith(("/", "../input", "$", "{"))
+        if elsewhere or mentioned > 1 or any("git clone" in source for source in code):
             continue
         text = f"{file} is missing on Kaggle. Write it with %%writefile {name}, or attach it as a utility script."
         yield Finding("error", "programs", text, where)
@@ -722,11 +691,7 @@ def _written_bf16(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
             yield line, ".bfloat16()", f".half(){scaled}"
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in _DTYPES:
             yield line, ast.unparse(node), f"{ast.unparse(node).replace('bfloat16', 'float16')}{scaled}"
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and node.module == "torch"
-            and any(a.name == "bfloat16" for a in node.names)
-        ):
+        elif getattr(node, "module", "") == "torch" and any(a.name == "bfloat16" for a in getattr(node, "names", ())):
             yield line, "torch.bfloat16", f"torch.float16{scaled}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _BF16.fullmatch(node.value):
             new = node.value.replace("bfloat16", "float16").replace("bf16", "fp16")

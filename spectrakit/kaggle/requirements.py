@@ -164,24 +164,13 @@ def level_of(use: Use, level: str = "error") -> str:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #6da15be5
 # pip's options with a value
-_VALUED = (
-    "-f",
-    "--find-links",
-    "-t",
-    "--target",
-    "-i",
-    "--index-url",
-    "--extra-index-url",
-    "-c",
-    "--constraint",
-    "--prefix",
-)
+_VALUED = re.compile("-f|--find-links|-t|--target|-i|--(extra-)?index-url|-c|--constraint|--prefix")
 
 
 def _pip_names(words: tuple[str, ...]) -> list[str]:
     """Return the requirements in the arguments of `pip install`."""
     pairs = zip(("", *words), words, strict=False)
-    return [word for before, word in pairs if not word.startswith("-") and before not in _VALUED]
+    return [word for before, word in pairs if not word.startswith("-") and not _VALUED.fullmatch(before)]
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #071a6f01
 KEPT = ("torch", "torchvision", "torchaudio", "triton", "ipywidgets")  # not part of a wheelhouse
@@ -209,28 +198,16 @@ def _pip(words: tuple[str, ...], shipped: frozenset[str]) -> tuple[str, str] | N
     return "error", f"{needs} Attach wheels instead: spectrakit wheelhouse OUT{mend}"
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #416046c9
-TOOLS = {  # command: subcommands that need the network (empty: all)
-    "apt": ("install", "update", "upgrade"),
-    "apt-get": ("install", "update", "upgrade"),
-    "conda": ("install", "create", "update"),
-    "mamba": ("install", "create", "update"),
-    "wget": (),
-    "curl": (),
-    "aria2c": (),
-    "gdown": (),
-    "gsutil": (),
+TOOLS: dict[str, tuple[str, ...]] = {  # command: subcommands that need the network (empty: all)
+    **dict.fromkeys(("wget", "curl", "aria2c", "gdown", "gsutil", "kaggle", "gcloud", "aws", "nltk.downloader"), ()),
+    **dict.fromkeys(("apt", "apt-get"), ("install", "update", "upgrade")),
+    **dict.fromkeys(("conda", "mamba"), ("install", "create", "update")),
     "git": ("clone", "pull", "fetch", "submodule"),
     "npm": ("install", "ci", "i"),
     "hf": ("download", "auth"),
     "huggingface-cli": ("download", "login"),
-    "kaggle": (),
-    "gcloud": (),
-    "aws": (),
     "spacy": ("download",),
-    "nltk.downloader": (),
 }
-
-
 SENDS = {"create", "version", "push", "submit"}  # subcommands of the Kaggle client that upload
 
 
@@ -457,23 +434,13 @@ def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #f3620853
 def wanted_inputs(facts: Facts) -> list[Wanted]:
     """Return each input that the code reads, from texts, commands and `find_input`, without duplicates."""
-    wanted = [
-        _wanted(path, use.name.replace(UNKNOWN, "…"), use, True)
-        for use in facts.texts
-        if use.name.lstrip().startswith(("/kaggle/input/", "../"))
-        for path in _INPUT.findall(use.name)
-    ]
-    wanted += [
-        _wanted(path, f"/kaggle/input/{path}", use, True)
-        for use in facts.shell
-        for word in use.args
-        for path in _INPUT.findall(word)
-    ]
-    wanted += [
-        _wanted(use.args[0], f"find_input({use.args[0]!r})", use, False)
-        for use in facts.calls
-        if use.name.rpartition(".")[2] == "find_input" and use.args
-    ]
+    texts = [use for use in facts.texts if use.name.lstrip().startswith(("/kaggle/input/", "../"))]
+    paths = [(path, use.name.replace(UNKNOWN, "…"), use) for use in texts for path in _INPUT.findall(use.name)]
+    words = [(word, use) for use in facts.shell for word in use.args]
+    paths += [(path, f"/kaggle/input/{path}", use) for word, use in words for path in _INPUT.findall(word)]
+    wanted = [_wanted(path, text, use, True) for path, text, use in paths]
+    finds = [use for use in facts.calls if use.name.rpartition(".")[2] == "find_input" and use.args]
+    wanted += [_wanted(use.args[0], f"find_input({use.args[0]!r})", use, False) for use in finds]
     once = {(w.kind, w.owner, w.slug, w.use.where): w for w in wanted if w is not None}
     return list(once.values())
 
@@ -512,15 +479,9 @@ def source_findings(kernel: Kernel) -> list[Finding]:
         entry = f"{wanted.kind or 'dataset'}_sources"
         name = f"{wanted.owner or 'OWNER'}/{wanted.slug}" if wanted.kind != "competition" else wanted.slug
         near = did_you_mean(wanted.slug, [slug for _, _, slug in sources])
-        findings.append(
-            Finding(
-                level_of(wanted.use),
-                "sources",
-                f"{wanted.text} is read, and {wanted.slug!r} is not attached ({', '.join(names) or 'nothing'} is)."
-                f"{near or f' Add {name!r} to {entry}.'}",
-                wanted.use.where,
-            )
-        )
+        text = f"{wanted.text} is read, and {wanted.slug!r} is not attached ({', '.join(names) or 'nothing'} is)."
+        text += near or f" Add {name!r} to {entry}."
+        findings.append(Finding(level_of(wanted.use), "sources", text, wanted.use.where))
     if fixed:
         slug, where = next(iter(fixed.items()))
         more = f" and of {len(fixed) - 1} more" if len(fixed) > 1 else ""
@@ -558,10 +519,7 @@ def _may_come_from(kernel: Kernel) -> str:
         return "the notebook's Dependency Manager"
     owner = str(kernel.values.get("id", "")).partition("/")[0]
     for kind, whose, slug in sources_of(kernel.values):
-        if kind == "kernel" and whose not in (
-            owner,
-            PLACEHOLDER,
-        ):  # ryanholbrook/nvidia-utility-script, 2026-05
+        if kind == "kernel" and whose not in (owner, PLACEHOLDER):  # ryanholbrook/nvidia-utility-script, 2026-05
             return f"{whose}/{slug}, if that is a utility script"
     for use in kernel.facts.shell:
         words = use.args[2:] if use.args[0] == "uv" else use.args[1:]
@@ -622,37 +580,23 @@ def _named_modules(kernel: Kernel) -> list[Use]:
     """Return the modules that calls name: data of a built-in task, and models of spaCy."""
     calls = kernel.facts.calls
     spectra = [use for use in calls if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA]
-    models = [
-        (use, str((*use.args, use.keywords.get("name"))[0]))
-        for use in calls
-        if use.name in ("spacy.load", "spacy.util.load_model")
-    ]
-    return [replace(use, name="chemotools") for use in spectra] + [
-        replace(use, name=model)
-        for use, model in models
-        if SPACY_MODEL.fullmatch(model) or re.fullmatch("[a-z]{2}", model)
-    ]
+    loads = [use for use in calls if use.name in ("spacy.load", "spacy.util.load_model")]
+    models = [replace(use, name=str((*use.args, use.keywords.get("name"))[0])) for use in loads]
+    models = [use for use in models if SPACY_MODEL.fullmatch(use.name) or re.fullmatch("[a-z]{2}", use.name)]
+    return [replace(use, name="chemotools") for use in spectra] + models
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #46645015
 def import_findings(kernel: Kernel) -> list[Finding]:
     """Return each imported module that is missing."""
-    shipped, own, attached = importable_offline(kernel.platform), _has_module(kernel), _attached(kernel)
+    present = importable_offline(kernel.platform) | _has_module(kernel)
+    present |= kernel.wheels if _attached(kernel) or not kernel.offline else set()
     findings: dict[str, Any] = {}
     for module, use in tops([*kernel.facts.imports, *_named_modules(kernel)]):
         if use.name.startswith("."):
             text = f"from {use.name} import …: a kernel is no package. Import by the whole name."
             findings.setdefault(use.name, Finding("error", "imports", text, use.where))
-        if (
-            not module
-            or use.how == "guarded"
-            or module in findings
-            or module.lower() in shipped
-            or module.lower() in own
-        ):
-            continue
-        if module.lower() in kernel.wheels and (attached or not kernel.offline):
-            continue
-        findings[module] = _missing(kernel, module, use)
+        if module and use.how != "guarded" and module not in findings and module.lower() not in present:
+            findings[module] = _missing(kernel, module, use)
     return list(findings.values())
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #67a2c37c
@@ -689,14 +633,11 @@ def wheels_findings(kernel: Kernel) -> list[Finding]:
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #4247fbb1
 def broken_findings(kernel: Kernel) -> list[Finding]:
     """Return the cells that are not valid Python."""
-    kernelspec = kernel.notebook.get("kernelspec")
-    spoken = (
-        str(kernelspec.get("language") or kernelspec.get("name") or "python").lower()
-        if isinstance(kernelspec, dict)
-        else "python"
-    )
-    if spoken in ("r", "ir", "julia"):
-        text = f"The notebook is written in {spoken.removeprefix('i').upper()}, which is not checked."
+    spec = kernel.notebook.get("kernelspec")
+    spec = spec if isinstance(spec, dict) else {}
+    language = str(spec.get("language") or spec.get("name")).lower()
+    if language in ("r", "ir", "julia"):
+        text = f"The notebook is written in {language.removeprefix('i').upper()}, which is not checked."
         return [Finding("warning", "code", text)]
 
     def sentence(use: Use) -> str:

@@ -272,18 +272,15 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
         return names.get(_dotted(node))
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, names)
     if isinstance(node, ast.JoinedStr):
-        return "".join(
-            text_of(part.value if isinstance(part, ast.FormattedValue) else part, names) or UNKNOWN
-            for part in node.values
-        )
+        return "".join(text_of(part, names) or UNKNOWN for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Add)):
         left, right = text_of(node.left, names), text_of(node.right, names)
         if left is None:
             return None
-        return (
-            left.rstrip("/") + "/" + (right or UNKNOWN) if isinstance(node.op, ast.Div) else left + (right or UNKNOWN)
-        )
+        return (f"{left.rstrip('/')}/" if isinstance(node.op, ast.Div) else left) + (right or UNKNOWN)
     if isinstance(node, ast.Call) and node.args and not isinstance(node.args[0], ast.Starred):
         name, first = _dotted(node.func).rpartition(".")[2], text_of(node.args[0], names)
         if name in ("Path", "PurePath", "PosixPath", "join") and first is not None:
@@ -400,16 +397,10 @@ def note_import_from(scope: Scope, node: ast.ImportFrom) -> Nodes:
 def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
     """Note the texts and flags of class attributes, for `CFG.model`."""
     for statement in node.body:
-        targets = (
-            statement.targets
-            if isinstance(statement, ast.Assign)
-            else [statement.target]
-            if isinstance(statement, ast.AnnAssign)
-            else []
-        )
-        value = getattr(statement, "value", None)
-        text = text_of(value, scope.names) if targets else None
-        for target in targets:
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            continue
+        value, text = statement.value, text_of(statement.value, scope.names)
+        for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
             if text is not None and isinstance(target, ast.Name):
                 scope.names[f"{node.name}.{target.id}"] = text
             elif isinstance(value, ast.Constant) and isinstance(value.value, bool) and isinstance(target, ast.Name):

@@ -183,7 +183,7 @@ def test_the_check_compares_and_the_push_writes(tmp_path, monkeypatch, made, cap
     monkeypatch.setenv("PATH", str(client.parent), prepend=":")
     push_kernel(kernel, inputs=LocalInputs(wheels=first), anyway=True)
     assert named_sha256(code_of(kernel)) == list_sha256(first) and "it names the wheels of" in capsys.readouterr().out
-    assert about_wheels(kernel, first) == [("ok", "it installs no wheels but those that it names")]
+    assert about_wheels(kernel, first) == [("ok", "it installs only the wheels that it names")]
 
     ((level, told),) = about_wheels(kernel, second)
     assert level == "error" and f"push with --wheels {second}" in told
