@@ -61,7 +61,7 @@ def install_spectrakit():
 
     spec = importlib.util.find_spec("spectrakit")
     if spec and spec.origin:  # without: a folder of data with that name
-        if Path(spec.origin).with_name("offline").is_dir():
+        if (Path(spec.origin).parent / "kaggle" / "offline").is_dir():
             return
         mend = "Rename that folder, or remove what brought it: pip uninstall pyspectrakit"
         raise ImportError(f"{spec.origin} is another package named spectrakit. {mend}")

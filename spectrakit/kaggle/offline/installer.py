@@ -262,7 +262,7 @@ def other_owners(path: "list | None" = None) -> list:
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #bae42a21
 def is_ours(folder: str) -> bool:
     """Return whether the package in `folder` is spectrakit-train, by a file that only it has."""
-    return os.path.isfile(os.path.join(folder, "offline", "installer.py"))
+    return os.path.isfile(os.path.join(folder, "kaggle", "offline", "installer.py"))
 
 
 def check_name_is_free(path: "list | None" = None) -> None:
