@@ -129,7 +129,7 @@ def test_what_may_not_be_read_is_named(request):
     folder.chmod(0o777), folder.joinpath("locked").chmod(0), folder.joinpath("closed").chmod(0)
     code = (
         # that user may not read the packages themselves
-        "import os\nfrom spectrakit.runs import outputs\noutputs.versions = dict\n"
+        "import os\nfrom spectrakit.runs import session_outputs as outputs\noutputs.versions = dict\n"
         f"if not os.geteuid(): os.setgid(65534), os.setuid(65534)\noutputs.seal_output({str(folder)!r})"
     )
     done = subprocess.run(
