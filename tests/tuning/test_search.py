@@ -30,8 +30,8 @@ from spectrakit.runs.events import last_event, log_file, read_events
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.runs.run_groups import read_group
 from spectrakit.system.errors import RequestError
-from spectrakit.tuning.search.search import search as search_module
-from spectrakit.tuning.search.search import search_loop
+from spectrakit.tuning.search import search as search_module
+from spectrakit.tuning.search import search_loop
 from spectrakit.tuning.search.study import open_study
 from spectrakit.tuning.search.study_file import give_back, open_journal
 from spectrakit.tuning.trial import TrialResult
