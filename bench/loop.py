@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
-from spectrakit.train.build.optimizer import build_optimizer
+from spectrakit.train.learner.optimizer import build_optimizer
 from spectrakit.data.loaders import eval_batches
 from spectrakit.data.sample_order import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context

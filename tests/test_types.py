@@ -7,7 +7,6 @@ from pathlib import Path
 import jedi
 import pytest
 
-import spectrakit
 import stub
 
 root = Path(__file__).resolve().parent.parent
@@ -52,6 +51,7 @@ def test_dir_shows_no_internal_folder():
 
 @pytest.mark.slow
 def test_a_type_checker_reports_misspelt_names_and_arguments(tmp_path):
-    code = "import spectrakit as sk\n\nsk.fitt\nsk.fit(7, showw=True)\nrun = sk.fit('coffee', show=False)\nrun.plott\nprint(run.status)\n"
+    lines = ["sk.fitt", "sk.fit(7, showw=True)", "run = sk.fit('coffee', show=False)", "run.plott", "print(run.status)"]
+    code = "\n".join(["import spectrakit as sk", *lines, ""])
     found = type_errors(tmp_path / "mine.py", code)
     assert len(found) == 3 and "fitt" in found[0] and "showw" in found[1] and "plott" in found[2]

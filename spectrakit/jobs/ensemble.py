@@ -18,7 +18,7 @@ from ..prediction.ensemble import Mixture
 from ..prediction.submission_file import SubmissionFile
 from ..system.errors import RequestError
 from ..task.task import check_task
-from ..train.build.seeding import repeatable
+from ..train.learner.seeding import repeatable
 
 # %% ../../nbs/55_jobs/05_ensemble.ipynb #06d48447
 def time_for_another(longest_s: float, left_s: float | None) -> bool:

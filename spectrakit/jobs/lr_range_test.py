@@ -24,8 +24,8 @@ from ..system.secret_masking import masked
 from ..task.checks.undo import restored_after
 from ..task.loss import as_loss, window_part
 from ..task.task import provides
-from ..train.build.seeding import repeatable
 from ..train.epochs import begin_epoch, training_loss
+from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback
 from ..train.parts_table import measured_parts
 from ..train.setup import Watch, prepare

@@ -17,8 +17,8 @@ from ..prediction.submission_file import SubmissionFile, SubmissionState, write_
 from ..system.platforms.detect import input_folders
 from ..task.checks.error_diagnosis import explained
 from ..task.task import provides
-from ..train.build.model import after_datasets
 from ..train.evaluation import test_dataset_of
+from ..train.learner.model import after_datasets
 
 # %% ../../nbs/55_jobs/06_mean_submission.ipynb #438b94a4
 class MeanSubmission:

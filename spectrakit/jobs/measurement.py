@@ -42,11 +42,11 @@ from ..system.errors import RequestError
 from ..system.secret_masking import masked
 from ..task.checks.undo import restored_after
 from ..task.task import provides
-from ..train.build.model import make_model
-from ..train.build.optimizer import build_optimizer
-from ..train.build.seeding import repeatable
 from ..train.epochs import training_loss
 from ..train.evaluation import first_evaluation, forward_passes, predictions_s, run_evaluation, test_data
+from ..train.learner.model import make_model
+from ..train.learner.optimizer import build_optimizer
+from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback, train_loop
 from ..train.parts_table import measured_parts
 from ..train.remaining_time import lasting_sizes, workload_of

@@ -34,9 +34,9 @@ from ..system.platforms.detect import input_folders
 from ..task.checks.error_diagnosis import explained
 from ..task.task import check_task, collate_of, provides
 from ..task.task_modules import TaskModules, held_by, held_in_eval_mode, load_held, move_held, note_end
-from ..train.build.model import Saved, model_with
-from ..train.build.seeding import repeatable, seed_everything
 from ..train.evaluation import predict_views, test_dataset_of
+from ..train.learner.model import Saved, model_with
+from ..train.learner.seeding import repeatable, seed_everything
 from ..train.setup import read_datasets
 from ..watchdog.time_budget import SUBMIT_S
 

@@ -29,7 +29,7 @@ from ..task.checks.error_diagnosis import explained
 from ..task.given_data import as_test_dataset
 from ..task.task import check_task, provides
 from ..task.task_modules import TaskModules
-from ..train.build.seeding import repeatable
+from ..train.learner.seeding import repeatable
 
 # %% ../../nbs/55_jobs/07_serving.ipynb #f1f9e804
 def is_frame(value: Any) -> bool:

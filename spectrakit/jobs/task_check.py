@@ -20,7 +20,7 @@ from ..system.errors import RequestError
 from ..system.secret_masking import masked, masked_value
 from ..task.checks.check_results import ContractResult
 from ..task.checks.undo import restored_after
-from ..train.build.seeding import repeatable
+from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback
 from ..train.parts_table import check_parts
 from ..train.setup import Watch, prepare

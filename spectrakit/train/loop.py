@@ -33,7 +33,7 @@ from spectrakit.task.checks.error_diagnosis import (
     rank_lost,
 )
 from ..task.task_modules import note_end
-from .build.seeding import repeatable, unfilled
+from .learner.seeding import repeatable, unfilled
 from .part import Boundary, End, Ending, Rewind, methods
 from .parts_table import PARTS, make_parts
 from .remaining_time import came_true

@@ -32,8 +32,8 @@ from ..runs.run_dir import read_environment
 from ..system.errors import RequestError
 from ..system.files import write_atomic
 from ..task.task_modules import load_held
-from .build.seeding import seed_everything
 from .epochs import repeat_epochs
+from .learner.seeding import seed_everything
 from .part import Part
 from .state import TrainState, names_in_groups
 from ..watchdog.time_budget import schedule_pace

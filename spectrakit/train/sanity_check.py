@@ -54,8 +54,6 @@ from ..task.checks.undo import Arrived, restored_after, undone
 from ..task.loss import Loss, as_loss, check_loss, is_number, named_form
 from ..task.task import Moment, collate_of, loss_at, provides
 from ..task.task_modules import TaskModules, load_held, move_held, note_idle, state_of_held
-from .build.model import Saved, WeightsDoNotFit, model_with
-from .build.seeding import seed_everything
 from spectrakit.train.evaluation import (
     first_evaluation,
     leaving_no_trace,
@@ -65,6 +63,8 @@ from spectrakit.train.evaluation import (
     score_batch,
     test_data,
 )
+from .learner.model import Saved, WeightsDoNotFit, model_with
+from .learner.seeding import seed_everything
 from .lr_scheduler import counts_epochs, step_scheduler
 from .state import Execution, Learner, checkpoints_at_once
 from ..watchdog.time_budget import SUBMIT_S

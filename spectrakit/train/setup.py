@@ -65,7 +65,9 @@ from spectrakit.task.task_modules import (
     note_tensors,
     share_held,
 )
-from spectrakit.train.build.model import (
+from .diloco.outer_loop import check_diloco
+from .evaluation import forward_passes
+from spectrakit.train.learner.model import (
     base_of,
     call_datasets,
     functions_of,
@@ -74,10 +76,8 @@ from spectrakit.train.build.model import (
     read_elsewhere,
     save_activations,
 )
-from .build.optimizer import build_optimizer, check_optimizer, check_sparse, has_two_sets
-from .build.seeding import seed_everything
-from .diloco.outer_loop import check_diloco
-from .evaluation import forward_passes
+from .learner.optimizer import build_optimizer, check_optimizer, check_sparse, has_two_sets
+from .learner.seeding import seed_everything
 from .lr_scheduler import check_plateau, check_scheduler, interval_of
 from .sanity_check import PARTS, STEP_ONLY, NextProcess, SanityCheck, check_first_loss, try_contract
 from .state import Data, Execution, Goal, Learner, Record, Schedule, TrainState

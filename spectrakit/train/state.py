@@ -34,7 +34,7 @@ from ..runs.events import EventLog, log_file
 from ..system.units import parse_bytes
 from ..task.task import provides
 from ..task.task_modules import TaskModules, state_of_held
-from .build.optimizer import has_two_sets, ownership, resulting_weights
+from .learner.optimizer import has_two_sets, ownership, resulting_weights
 from .part import Part, Parts, methods, within
 from ..watchdog.time_budget import Budget, kill_at
 

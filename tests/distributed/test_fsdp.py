@@ -30,7 +30,7 @@ from spectrakit.distributed.fsdp import (
     whole,
 )
 from spectrakit.system.errors import RequestError
-from spectrakit.train.build.optimizer import build_optimizer
+from spectrakit.train.learner.optimizer import build_optimizer
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 

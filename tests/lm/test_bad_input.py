@@ -16,7 +16,7 @@ from spectrakit.config.compose import compose
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.lm.pretrained import load_model
 from spectrakit.system.errors import RequestError
-from spectrakit.train.build.model import make_model
+from spectrakit.train.learner.model import make_model
 from spectrakit.train.setup import read_datasets
 
 pytestmark = pytest.mark.slow  # they import transformers

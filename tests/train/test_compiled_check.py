@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import spectrakit as sk
 from in_process import INLINE, furthest, weights
 from spectrakit.task.task import Task
-from spectrakit.train.build.model import compiled_in_place
+from spectrakit.train.learner.model import compiled_in_place
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The .grad attribute")]  # torch's own warning
 

@@ -37,9 +37,9 @@ from spectrakit.data.loaders import Placement, train_batches
 from spectrakit.system.errors import RequestError
 from spectrakit.task.checks.error_diagnosis import Scene, explain_known
 from spectrakit.task.sampler import sampled_order
-from spectrakit.train.build.model import save_activations
-from spectrakit.train.build.optimizer import build_optimizer
-from spectrakit.train.build.seeding import repeatable
+from spectrakit.train.learner.model import save_activations
+from spectrakit.train.learner.optimizer import build_optimizer
+from spectrakit.train.learner.seeding import repeatable
 from spectrakit.train.parts.ema import ema_stays, update_ema
 from spectrakit.train.parts.nan_guard import slow_down
 from spectrakit.train.restore import taken_over

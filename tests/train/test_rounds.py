@@ -34,9 +34,9 @@ from spectrakit.launch.request import new_request
 from spectrakit.runs.events import columns, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
-from spectrakit.train.build.model import make_model
-from spectrakit.train.build.optimizer import build_optimizer
 from spectrakit.train.diloco.fragments import divide
+from spectrakit.train.learner.model import make_model
+from spectrakit.train.learner.optimizer import build_optimizer
 
 pytestmark = pytest.mark.slow  # every test here starts processes
 

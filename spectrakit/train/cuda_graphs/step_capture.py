@@ -16,9 +16,9 @@ from ...data.batch_forms import map_batch
 from ...data.loaders import MicroBatch, ResidentBatches, RowBatches
 from ...task.checks.undo import GlobalState, TaskState, undone
 from ...task.model_buffers import BuffersCopy
-from ..build.model import functions_of
 from .cuda_graphs import WARM_UP, CapturedStep, CudaRecorder, choose_graphs, first_error
 from ..epochs import training_loss
+from ..learner.model import functions_of
 from ..part import Part, methods
 from ..state import EMPTY, TrainState
 from ..window import passes_of, update_of

@@ -18,8 +18,8 @@ import psutil
 from ...distributed.context import Gathering
 from ...distributed.hang_detector import LOG
 from ...task.loss import add_logs
-from ..build.optimizer import group_rates
 from ..evaluation import averages, evaluation_due, on_host
+from ..learner.optimizer import group_rates
 from ..part import Boundary, End, Ending, Logged, Part, Rewind, methods
 from ..state import TrainState, save_due
 from ..time_plan import replan, start_interval, step_cost, write_budget

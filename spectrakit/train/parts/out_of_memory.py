@@ -33,8 +33,8 @@ from ...system.files import write_atomic
 from ...task.checks.error_diagnosis import out_of_memory
 from ...task.loss import as_loss, window_part
 from ...task.model_buffers import restore_buffers
-from ..build.model import save_activations
 from ..epochs import training_loss
+from ..learner.model import save_activations
 from ..part import End, Logged, Part
 from ..state import TrainState, gpu_generator, log_once
 
