@@ -31,7 +31,7 @@ from ..config.auto_settings import ignored_settings, platform_notes, resolve_env
 from ..config.compose import compose, sha256
 from ..config.profile_files import place
 from ..config.schema import Config
-from ..distributed.topology import Rank, in_kernel, left_over, plan_processes
+from ..distributed.topology import Rank, in_kernel, leftover_variables, plan_processes
 from ..system.errors import RequestError, did_you_mean
 from spectrakit.system.files import (
     checked_path,
@@ -161,7 +161,7 @@ def environment(config: Config, session: Session) -> dict:
     and a random `run_id` that copies of the run keep.
     """
     platform = session.platform
-    left = filter(None, [left_over(os.environ, in_kernel())])
+    left = filter(None, [leftover_variables(os.environ, in_kernel())])
     return {
         "run_id": uuid.uuid4().hex,
         "platform": platform.to_dict(),

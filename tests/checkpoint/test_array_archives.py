@@ -162,7 +162,7 @@ def test_what_a_stranger_may_have_written_is_refused_in_little_memory(tmp_path, 
 def test_the_heads_alone_are_refused_too(tmp_path, what):
     BAD[what](tmp_path / "train.npz")
     for read in (array_heads, stored_arrays):
-        with in_little_memory(), pytest.raises(RequestError, match=r"train\.npz is not read"):
+        with in_little_memory(), pytest.raises(RequestError, match=r"train\.npz cannot be read"):
             read(tmp_path / "train.npz")
 
 

@@ -139,7 +139,7 @@ def a_rank_that_hangs_is_replaced(notebook):
     cell = notebook.send("run = fit(Tiny({10: 'sleep hangs'}), config('hangs', 'launch.hang_floor_s=5'))")
     number = held(notebook, "hangs")
     run = whole_run(notebook, cell, "hangs", restarts=1)
-    assert "rank 1 has given no sign of life" in cell.text and "starting again (1 of 2)" in cell.text
+    assert "rank 1 has made no progress" in cell.text and "starting again (1 of 2)" in cell.text
     stacks = [(run.path / "logs" / f"stacks-rank-{rank}.txt").read_text() for rank in (0, 1)]
     assert "in happen" in stacks[1] and "in happen" not in stacks[0] and "most recent call first" in stacks[0]
     wait_for(lambda: not psutil.pid_exists(number), "the rank that hung to be gone; process 1 buries it")

@@ -277,7 +277,7 @@ def test_a_rank_that_hangs_is_replaced_and_nothing_is_lost(monkeypatch, nothing_
     run = troubled(monkeypatch, "1 7 sleep", *SOON)
     assert run.status == "completed" and losses(run) == calm and intact(run) and facts(run)["restarts"] == 1
     silent = re.match(
-        r"rank 1 has given no sign of life for (\d+) s \(training, after optimizer step 3\); "
+        r"rank 1 has made no progress for (\d+) s \(training, after optimizer step 3\); "
         r"the stacks of all ranks are in .*/logs/stacks-rank-\*\.txt; starting again \(1 of 2\)$",
         said(run),
     )
@@ -305,7 +305,7 @@ def test_ranks_that_hang_in_every_start_become_one_process(monkeypatch, nothing_
 def test_one_process_that_hangs_ends_with_what_there_is(monkeypatch, nothing_left):
     "It is stopped from outside, and woken up for a moment to say where it is."
     run = troubled(monkeypatch, "0 13 stop!", *SOON, "trainer.devices=1", "launch.max_restarts=0")
-    assert run.status == "failed" and "rank 0 has given no sign of life" in run.error and intact(run)
+    assert run.status == "failed" and "rank 0 has made no progress" in run.error and intact(run)
     assert " in stop" in log_of(run, "stacks-rank-0.txt") and (run.path / "summary.json").is_file()
 
 

@@ -125,7 +125,7 @@ def test_another_base_is_refused_and_a_moved_one_is_not(tmp_path, corpus):
     tiny_lm.save_model(tmp_path / "base", seed=1)
     for call in (("resume", folder, *more), ("predict", "lm", folder), ("lm", "export", folder, "out")):
         done = run_cli(tmp_path, *call)
-        assert done.returncode and "what is at 'base' today is not what it was: SHA-256" in done.stderr, done.stderr
+        assert done.returncode and "'base' has changed: SHA-256" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
     moved = ("task.model=elsewhere", "trainer.max_steps=14", "resume.allow=[trainer.max_steps,task.model]")
     done = run_cli(tmp_path, "resume", folder, *moved)

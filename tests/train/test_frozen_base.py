@@ -76,7 +76,7 @@ def test_another_base_is_refused_before_a_step(tmp_path):
         "weights": 2,
         "bytes": 128,
     }
-    with pytest.raises(RequestError, match="what is at './first' today is not what it was: SHA-256"):
+    with pytest.raises(RequestError, match="'./first' has changed: SHA-256"):
         train(Adapted(seed=8), *GIVEN, resume=True)
     with pytest.raises(RequestError, match="omits the frozen weights of './first'"):
         train(Adapted(source=None), *GIVEN, resume=True)

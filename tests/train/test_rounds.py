@@ -750,10 +750,10 @@ def test_another_round_or_form_is_refused_when_a_run_goes_on_in_the_middle_of_a_
         (["diloco.workers=4"], "diloco.workers=4 needs 4 processes, and this run has 1 process"),
         (["outer_opt=SGDM"], "such as SGD. Did you mean 'SGD'"),
         (["outer_opt_kwargs={nestrov:true}"], "Did you mean 'nesterov'"),
-        (["outer_opt=Adafactor", "diloco.shards=2", "trainer.devices=2"], "its step depends on all weights together"),
+        (["outer_opt=Adafactor", "diloco.shards=2", "trainer.devices=2"], "its step depends on all weights"),
         (["diloco.shards=3", "trainer.devices=2"], "diloco.shards=3 needs a multiple of 3 processes"),
         (["diloco.workers=2", "diloco.shards=2", "trainer.devices=2"], "diloco.workers=2 needs 2 × 2 processes"),
-        (["diloco.workers=8", "trainer.devices=8"], "has 4 of the 8 that were asked for: this machine has no room"),
+        (["diloco.workers=8", "trainer.devices=8"], "has 4 of the 8 requested: this machine has no room"),
         (["diloco.max_steps=0"], "diloco.max_steps"),
         (
             ["diloco.outer_momentum=1"],
@@ -762,7 +762,7 @@ def test_another_round_or_form_is_refused_when_a_run_goes_on_in_the_middle_of_a_
         (["outer_opt_kwargs={nesterov:7}"], "diloco.outer_opt_kwargs.nesterov=7 is not possible: it needs true or"),
         (["outer_opt_kwargs={dampening:0.5}"], "zero dampening. Set diloco.outer_opt_kwargs.nesterov=false"),
         (["outer_opt_kwargs={nesterov:true}", "diloco.outer_momentum=0"], "Set diloco.outer_opt_kwargs.nesterov=false"),
-        (["diloco.outer_opt_kwargs.weight_decay=nan"], "torch.optim.SGD refuses it: a step with it leads"),
+        (["diloco.outer_opt_kwargs.weight_decay=nan"], "torch.optim.SGD refuses it: a step with it gives"),
         (["outer_opt=Adam", "outer_opt_kwargs={betas:[0.9]}"], "diloco.outer_opt_kwargs: torch.optim.Adam refuses it"),
         (["outer_opt=Adam", "outer_opt_kwargs={capturable:true}"], "torch.optim.Adam refuses it"),
         (

@@ -122,14 +122,14 @@ ACCIDENTS = (
     Accident(
         "p100",
         "Kaggle gave a P100",
-        ("The P100 says that it is available, but", "cpu: no GPU that this torch can use", "probe: completed"),
+        ("The P100 says that it is available, but", "cpu: this torch finds no GPU", "probe: completed"),
         options={"gpus": ["P100"]},
         probe={"words": INLINE},
     ),
     Accident(
         "one-gpu",
         "one T4, and the profile is for two",
-        ("1 process: 2 were asked for, and there is 1 GPU; accumulation keeps the effective batch", "probe: completed"),
+        ("1 process: 2 were requested, and there is 1 GPU; accumulation keeps the effective batch", "probe: completed"),
         options={"gpus": ["T4"]},
         probe={"words": ["trainer=kaggle_2xt4"]},
     ),

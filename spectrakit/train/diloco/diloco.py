@@ -38,8 +38,8 @@ from spectrakit.train.diloco.outer_loop import (
     outer_optimizer,
     own_parts,
     pseudo_gradient,
+    reset_to_theta,
     spread,
-    stay,
 )
 from spectrakit.train.diloco.workers import (
     Flight,
@@ -455,7 +455,7 @@ def _end_round(d: "Diloco") -> bool:
     weight = weight_in_mean(d, 0)
     try:
         if weight is None:
-            stay(workers.loops[0])
+            reset_to_theta(workers.loops[0])
         else:
             mean = partial(_waited, workers, partial(_mean_of_rounds, workers, 0, weight=weight))
             norm = end_round(workers.loops[0], mean, lr, s.config.diloco.outer_grad_clip, s.context.sum_of_shards)
@@ -481,7 +481,7 @@ def _send(d: "Diloco", number: int, overlap: int) -> float | None:
     workers = d.workers
     weight = weight_in_mean(d, number)
     if weight is None:
-        stay(workers.loops[number])
+        reset_to_theta(workers.loops[number])
         d.begin_counting(number)
         d.ledger.rounds += number == len(workers.loops) - 1
         return None
