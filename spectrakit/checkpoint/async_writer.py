@@ -89,7 +89,6 @@ class WholeCheckpoints:
         self.hashed: set[str] = set()  # names of the checkpoints written by this process
 
     def has(self, step: int) -> bool:
-        """Check whether the checkpoint of `step` is complete."""
         return self._is_whole(self.folder / f"step-{step:08d}")
 
     def newest(self) -> Path | None:
@@ -283,11 +282,9 @@ class ReportedWrites:
         self.background = BackgroundJob("spectrakit-checkpoint")
 
     def affords(self) -> bool:
-        """Check whether a checkpoint may be written now."""
         return not self.background.busy and self.share.affords()
 
     def start(self, snapshot: Snapshot) -> None:
-        """Write `snapshot` in the background."""
         self.background.start(lambda: write_timed(self.files, snapshot, self.share.clock))
 
     def fetch(self) -> Outcome:
@@ -332,7 +329,6 @@ class WaitingBest:
         return snapshot
 
     def drop(self) -> None:
-        """Discard the waiting state."""
         if (snapshot := self.take()) is not None:
             self.host_copy.release(snapshot.buffers)
 
@@ -357,7 +353,6 @@ class SnapshotWriter:
         self._in_a_row = 1  # most saves in a row at the end
 
     def start(self, snapshot: Snapshot) -> None:
-        """Write `snapshot` in the background."""
         self._in_a_row = max(self._in_a_row, 2)
         self.writes.start(snapshot)
 
@@ -366,11 +361,9 @@ class SnapshotWriter:
         return self.waiting.settle(self.writes.write(snapshot, started_at))
 
     def hold(self, snapshot: Snapshot) -> None:
-        """Keep the best state until it may be written."""
         self.waiting.snapshot, self._in_a_row = snapshot, 3
 
     def finish(self) -> None:
-        """Wait for the current write and report it."""
         if self.writes.background.busy:
             self.waiting.settle(self.writes.fetch())
 
@@ -408,7 +401,6 @@ class MirrorUpdates:
         self.files.in_use = self.mirror.copying
 
     def finish(self) -> None:
-        """Wait for the copy and report it."""
         if not self.mirror.job.busy:
             return
         result, self.files.in_use = self.mirror.finish(), ()
@@ -521,7 +513,6 @@ class CheckpointWriter:
         self._next_best_at, self._released = -math.inf, False  # earliest time for the next best state
 
     def affords(self) -> bool:
-        """Check whether a periodic checkpoint would be written now."""
         return self.saves.writes.affords()
 
     def wants(self, kind: str) -> bool:
@@ -591,7 +582,6 @@ class CheckpointWriter:
         return _add_average(weights, steps, self.files, self.reports)
 
     def has(self, step: int) -> bool:
-        """Check whether the checkpoint of `step` is complete."""
         return self.files.whole.has(step)
 
     @property

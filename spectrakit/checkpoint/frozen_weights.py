@@ -39,7 +39,6 @@ class FrozenBase:
 
 # %% ../../nbs/25_checkpoint/06_frozen_weights.ipynb #444fbdbc
 def _digest(name: str, tensor: Any) -> bytes:
-    """Return the hash of a tensor with its name, type and shape."""
     import torch
 
     values = tensor.detach().cpu().contiguous().reshape(-1)

@@ -44,7 +44,6 @@ def _kind(tensor: Any) -> tuple:
 
 
 def _empty(tensor: Any) -> Any:
-    """Return empty host memory for a copy of `tensor`."""
     import torch
 
     if tensor.device.type == "cuda":
@@ -69,14 +68,12 @@ def _map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
 
 # %% ../../nbs/25_checkpoint/03_host_copy.ipynb #d72f2587
 def _is_plain(tensor: Any) -> bool:
-    """Check whether `tensor` is a dense torch.Tensor, not a subclass."""
     import torch
 
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided
 
 
 def _wait_for_gpus(tensors: list) -> None:
-    """Wait for the copies of those `tensors` that are on a GPU."""
     import torch
 
     for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
@@ -119,7 +116,6 @@ class HostBuffers:
         return result
 
     def bytes(self) -> int:
-        """Return the bytes held."""
         return sum(buffer.nbytes for buffers in self._buffers.values() for buffer in buffers)
 
 # %% ../../nbs/25_checkpoint/03_host_copy.ipynb #40836319

@@ -230,7 +230,6 @@ _TASK_FILE = "task.safetensors"  # tensors of the task besides the model
 
 
 def _split_tensors(part: dict) -> tuple[dict, dict]:
-    """Return the tensors of `part` by name, and its other entries."""
     import torch
 
     tensors = {name: value for name, value in part.items() if torch.is_tensor(value)}
@@ -292,7 +291,6 @@ def _write_manifest(folder: Path, manifest: dict, own: bool = True) -> None:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc05
 def _write_files(folder: Path, step: int, content: CheckpointContent) -> None:
-    """Write and flush the files of one checkpoint, then their manifest."""
     import torch
 
     files = {}
@@ -362,7 +360,6 @@ def _publish(folder: Path, name: str, need: int, fill: Callable[[Path], None], p
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason of `error` in one line."""
     return getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or type(error).__name__
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #9d1db9fb
@@ -647,7 +644,6 @@ def load_weights(path: Path, ema: bool = True, averaged: bool = True) -> dict:
 
 
 def _read_tensors(file: Path) -> dict:
-    """Return the tensors of a safetensors file by name, on the host."""
     import torch
     from safetensors import safe_open
 

@@ -46,7 +46,6 @@ def _package(name: str, path: Any) -> Any:
 
 # %% ../../nbs/10_data/04_array_files.ipynb #6e4f75a8
 def _is_archive(path: Any) -> bool:
-    """Check whether a file begins like a .npz."""
     try:
         with open(os.fspath(path), "rb") as raw:
             return raw.read(2) == b"PK"
@@ -55,7 +54,6 @@ def _is_archive(path: Any) -> bool:
 
 
 def _open_npy(path: Any, name: Any = None) -> Any:
-    """Return the array of a .npy file, memory-mapped."""
     import numpy
 
     advice = "Write it by numpy.save."
@@ -82,7 +80,6 @@ _SAFETENSORS = {
 
 
 def _open_safetensors(path: Any, name: str | None = None) -> Any:
-    """Return an array of a .safetensors file, memory-mapped."""
     import numpy
     from safetensors import SafetensorError, safe_open
 
@@ -151,7 +148,6 @@ def _row_form(path: Any, field: Any) -> tuple[Any, tuple]:
 
 
 def _values(path: Any, name: str, column: Any, shape: tuple) -> Any:
-    """Return the rows of a column as an array; raise RequestError for missing values."""
     values = column.flatten() if shape else column
     if column.null_count or values.null_count:
         raise RequestError(

@@ -89,7 +89,6 @@ def _stack_tensors(samples: Sequence[Any], where: str) -> Any:
 
 
 def _stack(samples: Sequence[Any], where: str) -> Any:
-    """Collate tensors, numbers and strings with torch."""
     from torch.utils.data import default_collate
 
     shapes = {tuple(getattr(s, "shape", ())) for s in samples}

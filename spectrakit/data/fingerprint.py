@@ -49,8 +49,6 @@ def _sample_hashes(source: SeededSamples, samples: int) -> dict[str, str]:
 
 # %% ../../nbs/10_data/07_fingerprint.ipynb #c2128cad
 class _HashesOnly:
-    """Data set of one entry: the hashes of another one's samples."""
-
     def __init__(self, dataset: Any, seed: int, samples: int):
         self.dataset, self.seed, self.samples = dataset, seed, samples
 

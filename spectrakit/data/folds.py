@@ -32,7 +32,6 @@ class Folds:
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
         return self.held.shape[1]
 
     @property
@@ -131,7 +130,6 @@ def _splitter(kind: str, count: int, seed: int) -> Any:
 
 
 def _check_enough(folds: FoldsConfig, kind: str, samples: int, targets: Any, groups: Any) -> None:
-    """Raise RequestError if there are fewer samples, groups or class members than folds."""
     count = folds.count
     if samples < count + (kind == "time"):
         raise RequestError(f"folds.count={count} is more than the {samples} samples allow. Take fewer folds.")

@@ -295,7 +295,6 @@ class WorkersFailed(RuntimeError):
 
 
 def _not_sent(error: Exception) -> WorkersFailed:
-    """Return the WorkersFailed for a batch that could not be sent because of `error`."""
     told = f"could not hand over a batch: {type(error).__name__}: {' '.join(str(error).split())}"
     return WorkersFailed(f"{told}{storage_cause(told, '/dev/shm')}")
 
@@ -356,7 +355,6 @@ def _collate(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any
 def _data_loader(
     samples: SeededSamples, requests: _Requests, device: Any, settings: DataloaderConfig, collate: Callable | None
 ) -> Any:
-    """Return a DataLoader that reads the samples of `requests`."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -454,7 +452,6 @@ def _allow_more_files() -> None:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #33579ac1
 def _memory_note() -> str:
-    """Return how much shared memory there is and, if known, why it is full."""
     problem, note = storage_problem("/dev/shm"), shared_memory_note()
     return f"/dev/shm {problem}; {note}" if problem else note or "/dev/shm"
 
@@ -500,8 +497,6 @@ def _workers_for(dataset: Any, config: Config, placement: "Placement") -> Datalo
 
 # %% ../../nbs/10_data/06_loaders.ipynb #ff7cacef
 class _Loader:
-    """Loader of one data set with replaceable workers."""
-
     def __init__(self, source: SeededSamples, device: Any, collate: Callable | None, settings: DataloaderConfig):
         self.source, self._requests = source, _Requests()
         self._state: Any = None  # of the data set when persistent workers began
@@ -510,7 +505,6 @@ class _Loader:
         self.use(settings)
 
     def use(self, settings: DataloaderConfig) -> None:
-        """Use `settings` from the next call of `read` on."""
         self.settings, self._loader, self._kills = settings, self._make(settings=settings), memory_kills()
         self.start_s: float | None = None  # seconds until new workers delivered a batch, without reading it
 
@@ -564,7 +558,6 @@ class _FirstTimes:
 
     @property
     def enough(self) -> bool:
-        """Whether a number of workers can be computed."""
         count = len(self.steps)
         return count >= _WARM + _TIMED or (count > _WARM and sum(self.steps) + sum(self.waits) > _MOST_S)
 
@@ -630,7 +623,6 @@ class Workers:
         self.measuring = True
 
     def use(self, chosen: Reading) -> None:
-        """Read as `chosen`, and stop measuring."""
         self.chosen, self._times = chosen, None
         settings = replace(self.asked, num_workers=chosen.num_workers, prefetch_factor=chosen.prefetch_factor)
         if settings != self.loader.settings:
@@ -665,7 +657,6 @@ class Workers:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #7c1f0a14
 def _none_if_empty(cuts: Iterator[Cut]) -> Iterator[Cut] | None:
-    """Return the same cuts, or None if there are none."""
     first = next(cuts, None)
     return None if first is None else chain([first], cuts)
 
@@ -759,7 +750,6 @@ Batches = ResidentBatches | RowBatches | LoadedBatches
 
 
 def _rows_reason(source: Columns, config: Config, pin: bool | str) -> str:
-    """Return the reason for gathering batches from rows."""
     if source.on_disk:
         return f"samples: rows of files ({source.gib():.2g} GiB), read batch by batch in their order in the file"
     way = "batch by batch"
@@ -772,7 +762,6 @@ def _rows_reason(source: Columns, config: Config, pin: bool | str) -> str:
 
 
 def _loaded_reason(dataset: Any, config: Config, collate: Callable | None) -> str:
-    """Return why and how a loader reads the samples."""
     workers = config.dataloader.num_workers
     who = f"{workers} worker{'s' * (workers != 1)}" if workers not in (0, "auto") else "the training process"
     if workers == "auto" and config.dataloader.most_workers:
@@ -787,7 +776,6 @@ def _loaded_reason(dataset: Any, config: Config, collate: Callable | None) -> st
 
 # %% ../../nbs/10_data/06_loaders.ipynb #d1c00010
 def _batches(dataset: Any, plan: EpochPlan, config: Config, placement: Placement, collate: Callable | None) -> Batches:
-    """Return the batches of a data set in the form that suits it, with the reason."""
     device, limit = placement.device, config.data.resident_gib
     source = columns_of(dataset) if collate is None and limit > 0 else None
     made: Batches

@@ -41,7 +41,6 @@ def _add_array(digest: Any, value: Any) -> None:
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #23a2fc01
 def _add(digest: Any, value: Any) -> None:
-    """Hash `value` and its parts."""
     if isinstance(value, dict):
         for key in sorted(value, key=str):
             _add(digest, str(key))
@@ -88,7 +87,6 @@ def _is_own(module: str) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names of globals used by `code`."""
     yield from code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):
@@ -120,7 +118,6 @@ _CODE = (FunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
 def _object_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object and its class."""
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

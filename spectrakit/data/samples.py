@@ -152,8 +152,6 @@ def _by_pickle(state: Callable[[], Any], restore: Callable[[Any], Any], seed: Ca
 
 
 def _bits(generator: Any) -> GlobalGenerator:
-    """Return a NumPy bit generator as GlobalGenerator."""
-
     def restore(state: dict) -> None:
         generator.state = state
 
@@ -202,7 +200,6 @@ def _generator_of(value: Any) -> GlobalGenerator | None:
 
 # %% ../../nbs/10_data/03_samples.ipynb #9e1d0004
 def _process_generators() -> list[Any]:
-    """Return the generators of the process."""
     import numpy
     import torch
 
@@ -307,7 +304,6 @@ class _Reader:
         self.generators = Generators(dataset)
 
     def together(self, keys: Keys) -> list:
-        """Return the samples of `keys` without seeding."""
         if self.many is not None:
             seeds = {"seeds": sample_seeds(self.seed, keys)} if self.takes_seeds else {}
             samples = self.many(keys.indices, **seeds)
@@ -413,7 +409,6 @@ class SeededSamples:
         return len(self.dataset)
 
     def __getitems__(self, keys: Keys) -> list:
-        """Return the samples of `keys` in order."""
         self.began, self.keys = time.perf_counter(), keys
         if self._tells and keys.epoch != self._told:
             self.tell(keys.epoch)

@@ -49,7 +49,6 @@ class _Mark(NamedTuple):
 
 # %% ../../nbs/10_data/08_streams.ipynb #d3a71ca0
 def _states() -> tuple:
-    """Return the states of the generators of Python, NumPy and torch."""
     import numpy
     import torch
 
@@ -67,7 +66,6 @@ def _set_states(states: tuple) -> None:
 
 @contextlib.contextmanager
 def _restoring_generators() -> Iterator[None]:
-    """Restore the generators after this block."""
     before = _states()
     try:
         yield
@@ -90,7 +88,6 @@ class _Generators:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use these generators inside this block; they continue at the next use."""
         with _restoring_generators():
             _set_states(self._now)
             yield
@@ -112,7 +109,6 @@ def shuffled(samples: Iterator, size: int, seed: int) -> Iterator:
 
 # %% ../../nbs/10_data/08_streams.ipynb #2858ebe7
 def _seed_held(stream: Any, seed: int) -> None:
-    """Seed the generators inside a stream and its transforms."""
     for generator in held_generators(stream).values():
         generator.seed(seed)
 
@@ -145,7 +141,6 @@ class _Pass:
         return samples
 
     def mark(self) -> _Mark | None:
-        """Return the position; None if the stream has none."""
         return None if self.reading is None else _Mark(self.number, self.position, self.reading.state())
 
 # %% ../../nbs/10_data/08_streams.ipynb #2d86c4d8
@@ -163,11 +158,9 @@ class _PassStarts:
         return max(number for number, start in enumerate(self.known) if start <= position)
 
     def start_of(self, number: int) -> int:
-        """Return the first position of a pass."""
         return number * self.length if self.length is not None else self.known[number]
 
     def ended(self, number: int, samples: int) -> None:
-        """Record the number of samples in pass `number`."""
         if number + 1 == len(self.known):
             self.known.append(self.known[-1] + samples)
 
@@ -181,11 +174,9 @@ class _Marks:
         self._lately: list[_Mark] = []  # ends of the last readings
 
     def begin(self, mark: _Mark | None) -> None:
-        """Begin a pass, with its `mark` if it has one."""
         self._began = [mark] if mark else []
 
     def add(self, mark: _Mark | None) -> None:
-        """Add the end of a reading."""
         self._lately = [*self._lately[1 - _MARKS :], mark] if mark else []
 
     def before(self, number: int, offset: int) -> _Mark | None:
@@ -200,7 +191,6 @@ class _Marks:
         return None if near is None else {"starts": list(self._starts.known), **places[near]._asdict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_at`."""
         self._starts.known = list(state["starts"])
         self._began, self._lately = [], [_Mark(state["number"], state["position"], state["state"])]
 
@@ -213,7 +203,6 @@ def _promised_length(stream: Any) -> int | None:
 
 
 def _check_end(stream: Any, samples: int) -> None:
-    """Raise RequestError if a pass was empty or shorter than its length."""
     name, promised = type(stream).__name__, _promised_length(stream)
     if promised:
         raise RequestError(
@@ -306,7 +295,6 @@ class StreamSamples:
         return self._reader.read(position, 1)[0]
 
     def __getitems__(self, positions: Sequence[int]) -> list:
-        """Return the samples at `positions`; consecutive ones are read together."""
         samples: list = []
         while len(samples) < len(positions):
             first, left = positions[len(samples)], positions[len(samples) :]
@@ -349,7 +337,6 @@ def _check_repeatable(stream: Any, seed: int, where: str) -> None:
 
 
 def _count(stream: Any, seed: int) -> int:
-    """Count the samples of a pass by reading one."""
     reading = _Pass(stream, 0, seed, 0)
     reading.read(0, skip=sys.maxsize)
     return reading.position

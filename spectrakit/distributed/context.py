@@ -115,7 +115,6 @@ class ObjectExchange:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list:
@@ -147,7 +146,6 @@ class ObjectExchange:
         return {index: together[index] for index in sorted(together)}
 
     def broadcast(self, value: Any) -> Any:
-        """Return the `value` of rank 0."""
         if self.world_size == 1:
             return value
         import torch
@@ -170,7 +168,6 @@ class Exchange(ObjectExchange):
         return _gathering_numbers(numbers, self.world_size, self.group)
 
     def reduce(self, numbers: list[float]) -> list[float]:
-        """Return the sums over all ranks."""
         return [sum(column) for column in zip(*self.gather_numbers(numbers), strict=False)]
 
     def reduce_tensor(self, tensor: Any) -> Any:
@@ -184,7 +181,6 @@ class Exchange(ObjectExchange):
         return result
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self.gather_numbers([0.0])
 
     def leave(self) -> None:
@@ -235,7 +231,6 @@ def ddp_gradient_sync(module: Any, static_graph: bool) -> Callable[[bool], None]
 
 # %% ../../nbs/15_distributed/04_context.ipynb #830e8ee6
 def _is_ddp(model: Any) -> bool:
-    """Check whether `model`, compiled or not, is wrapped in DDP."""
     from torch.nn.parallel import DistributedDataParallel
 
     return isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
@@ -281,7 +276,6 @@ def _place_model(model: Any, accelerator: Any, sync_batchnorm: bool) -> Any:
 
 
 def _shard_model(model: Any, accelerator: Any, mixed_precision: str) -> Any:
-    """Return `model` on its device, sharded over the ranks."""
     # on CPUs Accelerate's plugin silently trains with DDP
     if accelerator.device.type == "cuda":
         return shard_by_accelerate(accelerator, model)
@@ -289,8 +283,6 @@ def _shard_model(model: Any, accelerator: Any, mixed_precision: str) -> Any:
 
 
 def _with_autocast(function: Callable, accelerator: Any) -> Callable:
-    """Wrap `function` to run in the precision of `accelerator`."""
-
     def inside(*args: Any) -> Any:
         with accelerator.autocast():
             return function(*args)
@@ -299,8 +291,6 @@ def _with_autocast(function: Callable, accelerator: Any) -> Callable:
 
 
 def _with_default(function: Callable, device: Any) -> Callable:
-    """Wrap `function` to create tensors on `device` by default."""
-
     def inside(*args: Any) -> Any:
         with device:
             return function(*args)
@@ -526,13 +516,11 @@ def _meeting_address() -> str | None:
 
 # %% ../../nbs/15_distributed/04_context.ipynb #a7c61438
 def _timeout(config: Config) -> timedelta | None:
-    """Return the time-out of exchanges; None for torch's default."""
     seconds = config.distributed.timeout_s
     return None if seconds == "auto" else timedelta(seconds=seconds)
 
 
 def _accelerator_options(config: Config, backend: str, strategy: str, device: str) -> dict[str, Any]:
-    """Return the arguments of `Accelerator` for the process group and for DDP or FSDP."""
     from accelerate import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     d = config.distributed
@@ -636,7 +624,6 @@ class _Wait:
 
     @property
     def limit_s(self) -> float:
-        """Limit in seconds."""
         own = self.config.distributed.timeout_s
         return 10 * self.config.launch.start_timeout_s if own == "auto" else float(own)
 
@@ -719,7 +706,6 @@ def _worker_groups(config: Config, context: RunContext, device: str) -> tuple[An
 def _connect(
     config: Config, place: Rank, device: str, precision: str, reasons: dict, heartbeat: Heartbeat | None
 ) -> RunContext:
-    """Create the context of one rank after all ranks have met."""
     d = config.distributed
     backend, why_backend = _choose_backend(config, device)
     if why_backend:

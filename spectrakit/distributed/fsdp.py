@@ -67,7 +67,6 @@ def _policy(mixed_precision: str, root: bool) -> Any:
 
 
 def _shard_units(model: Any, mesh: Any, mixed_precision: str) -> None:
-    """Shard each unit of `model`; other weights belong to the root."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -126,7 +125,6 @@ def _reshard_after_forward(model: Any, kind: str) -> Any:
 
 
 def _check_torch(kind: str) -> None:
-    """Raise RequestError on CPUs if torch is too old to shard there."""
     import torch
     from torch.distributed.fsdp import FSDPModule
 
@@ -215,7 +213,6 @@ def like(tensors: list, params: list) -> list:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #f9db5eb1
 def _inner_optimizers(optimizer: Any) -> list[Any]:
-    """Return the optimizers inside `optimizer`, in order."""
     held = [part for value in getattr(optimizer, "__dict__", {}).values() for part in _listed(value)]
     return [part for part in held if hasattr(part, "param_groups") and hasattr(part, "step") and part is not optimizer]
 

@@ -89,7 +89,6 @@ class GradientAverage:
         average_gradients([self.named[i][1] for i in self.used], self.world_size, self.most_bytes)
 
     def _fill(self, here: list[int]) -> None:
-        """Set missing gradients to zero."""
         import torch
 
         late = [self.named[i][0] for i in here if i not in self.used]

@@ -142,7 +142,6 @@ def _check_separate_training(config: Config) -> None:
 
 
 def _check_gpus(config: Config, platform: Platform) -> None:
-    """Raise RequestError if a GPU is requested and there is none."""
     if config.trainer.accelerator == "gpu" and not platform.gpus:
         raise RequestError(
             "trainer.accelerator=gpu is not possible: this machine has no GPU. Turn a GPU on, or use "
@@ -230,7 +229,6 @@ def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _text(value: Any) -> str:
-    """Return a setting as the text of an environment variable."""
     return {True: "1", False: "0", None: ""}[value] if isinstance(value, (bool, type(None))) else str(value)
 
 # %% ../../nbs/15_distributed/00_topology.ipynb #3cd02e34

@@ -66,7 +66,6 @@ class ArrayHead:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -142,7 +141,6 @@ def _as_request_error(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path, most_listed: int = _MOST_LISTED) -> Iterator[tuple[zipfile.ZipFile, IO[bytes]]]:
-    """Open the archive at `path` after checking its directory; raise RequestError if invalid."""
     with _as_request_error(path), open_regular(path) as file:
         if _listed_bytes(file) > most_listed:
             raise ValueError("its directory is too long")
@@ -240,7 +238,6 @@ def _content(file: IO[bytes], comment: int, facts: dict[str, Any]) -> bytes:
 
 
 def _add_facts(file: IO[bytes], facts: dict[str, Any]) -> None:
-    """Append the facts and the mark to an archive without a comment."""
     comment = json.dumps({**facts, _ORIGIN: mark_of("", _content(file, 0, facts), "arrays")}).encode()
     if len(comment) > _MOST_FACTS:
         return _add_facts(file, {})

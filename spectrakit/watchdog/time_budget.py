@@ -35,7 +35,6 @@ class TimeLimit:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #23a2fc02
 def _limit_for(config: Config, platform: Platform, began: float | None) -> TimeLimit:
-    """Return the limit without a deadline."""
     start, source, setting = platform.session_start, platform.limit_source, f"watchdog.limit={config.watchdog.limit}"
     own = source.startswith("SPECTRAKIT_TIME_LIMIT")
     reason = f"no limit on {platform.name}" if platform.limit_s is None else f"{platform.name}: {source}"
@@ -183,7 +182,6 @@ class Budget:
         return None if self.ends is None else self.ends - self.clock()
 
     def reserve_s(self) -> float:
-        """Return the reserved seconds."""
         return self._reserve_s
 
     def should_stop(self) -> bool:
@@ -309,7 +307,6 @@ def schedule_pace(position: float, done: int, asked: int, total: int) -> float:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #c504e0d9
 def _limit_text(config: Config, platform: Platform, limit: TimeLimit) -> str:
-    """Return the limit's name and the start of its count."""
     names = {
         "platform": f"the limit of {platform.name}, {format_duration(limit.limit_s or 0)},",
         "SPECTRAKIT_TIME_LIMIT": platform.limit_source,
@@ -324,7 +321,6 @@ def _session_age(platform: Platform) -> str:
 
 
 def _advice(platform: Platform, limit: TimeLimit) -> str:
-    """Return advice for the error."""
     if limit.set_by == "platform":
         return "Set watchdog.limit if you know that there is more time,"
     if limit.set_by == "SPECTRAKIT_TIME_LIMIT":

@@ -89,7 +89,6 @@ class Agreement:
 
 # %% ../../nbs/20_watchdog/01_watchdog.ipynb #293afe61
 def _config(limit: str | None, deadline: str | None, since: str, reserve: str | None) -> Config:
-    """Return the settings for a custom loop, without a supervisor."""
     watchdog = WatchdogConfig(limit=limit, deadline=deadline, since=since, reserve=reserve)
     return replace(Config(), watchdog=watchdog, launch=LaunchConfig(mode="inline"))
 
@@ -101,14 +100,12 @@ def _asked_for(budget: Budget, terminated: bool, stop_file: Path | None) -> int:
 
 
 def _reason(code: int, budget: Budget) -> str:
-    """Return the reason for the flags `code` as text."""
     if code & HURRY:
         return "the system asked this process to end (SIGTERM)"
     return "a stop was requested" if code & STOP else f"the time is up: {describe_budget(budget)}"
 
 
 def _check_kind(kind: str) -> None:
-    """Raise RequestError for an unknown `kind` of reserve."""
     kinds = ("eval", "save", "start", "predict", "submit")
     if kind not in kinds:
         raise RequestError(

@@ -99,7 +99,6 @@ def bytes_sent(form: Form, numbers: int, workers: int) -> int:
 
 
 def _share(numbers: int, workers: int) -> int:
-    """Return the length of a worker's share in whole blocks."""
     return -(-numbers // (workers * BLOCK)) * BLOCK
 
 # %% ../../../nbs/50_train/03_diloco/01_compression.ipynb #123088a4
@@ -129,7 +128,6 @@ class Compression:
         return {"left_out": self.left_out, "left_out_of_mean": self.left_out_of_mean, "of": self.of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
         self.left_out, self.left_out_of_mean, self.of = state["left_out"], state["left_out_of_mean"], state.get("of")
 
 # %% ../../../nbs/50_train/03_diloco/01_compression.ipynb #08e402a0
