@@ -237,7 +237,7 @@ def test_what_is_no_array_of_samples_is_refused(tmp_path):
     names = ("one.npy", "several.npz", "objects.npy", "text.npy", "torn.npy", "none.npy")
     files = [str(tmp_path / name) for name in names]
     for wrong in (*files, "a\0b.npy", 3, None, torch.tensor(1.0)):
-        with pytest.raises(RequestError, match="numpy.save|no array of samples"):
+        with pytest.raises(RequestError, match="numpy.save|not an array of samples"):
             ArrayDataset(wrong)
 
 
