@@ -506,7 +506,6 @@ LONG_CELLS = {
     ("45_prediction/05_ensemble", "Mixture"): "one class: sums, votes and what they mean belong together",
     ("35_task/09_checks/02_error_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
     ("75_picker/03_drawing", "_FIELDS"): "a style sheet",
-    ("88_kaggle/06_mistakes", "REMOVED"): "a table: a row for each name that is gone",
     ("88_kaggle/08_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
     ("00_system/04_platforms/02_kinds", "KINDS"): "a table: a row for each platform",
     (
@@ -530,9 +529,6 @@ LONG_CELLS = {
     ("84_serving/01_answering", "Worker"): "a process, and the two threads that belong to it: each method is short",
     ("84_serving/01_answering", "Answers"): "a state machine with one entry, each of whose steps is a short method",
     ("84_serving/02_inference_server", "serve"): "what a server is begun with: six arguments, each explained",
-    ("70_api/02_actions", "fit"): "what a run is begun with: eight arguments, each explained",
-    ("80_tuning/02_cross_validation", "cross_validate"): "what folds are begun with: nine arguments, each explained",
-    ("80_tuning/06_search/06_search", "search"): "what a search is begun with: nine arguments, each explained",
     (
         "80_tuning/06_search/04_search_loop",
         "Search",

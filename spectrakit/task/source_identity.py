@@ -451,7 +451,7 @@ def _contains_code(node: Any, code: types.CodeType) -> bool:
     begin = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
     return bool(begin <= code.co_firstlineno <= (node.end_lineno or node.lineno))
 
-
+# %% ../../nbs/35_task/05_source_identity.ipynb #6eac900f
 def _node_of(function: types.FunctionType, name: str, kinds: tuple) -> tuple[Source, Any] | None:
     """Return the source of a function, and the innermost node called `name` around it, of the given kinds."""
     code = function.__code__

@@ -369,7 +369,7 @@ def read_twice(train: Batches, task: Any, data: Any) -> str | None:
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #3e0c1a02
 def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> None:
-    """Raise RequestError if no parameter of `model` is trainable in `epoch`.
+    """Raise RequestError, with the task of `check`, if no parameter of `model` is trainable in `epoch`.
 
     `learned` tells whether one was trainable before `on_epoch`.
     """

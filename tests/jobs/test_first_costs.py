@@ -7,7 +7,7 @@ import pytest
 from spectrakit.config.compose import compose
 from spectrakit.distributed.hang_detector import Pace
 from spectrakit.jobs import measurement
-from spectrakit.train import schedule
+from spectrakit.train import time_plan
 from spectrakit.view.run_state import RunState, apply_event, estimate_left_s
 from spectrakit.view.tiles import finish
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(measurement, "time", clock)
-    monkeypatch.setattr(schedule, "time", clock)
+    monkeypatch.setattr(time_plan, "time", clock)
     return clock
 
 
@@ -201,7 +201,7 @@ def test_a_plan_of_the_time_that_is_left_multiplies_no_compilation(clock, steps,
     count = steps // 10
     evaluations = [3.0 + compiles_s, *[3.0] * (count - 1)]
     state = training(clock, [0.5 + compiles_s, *[0.5] * (steps - 1)], 3.0, evaluations)
-    assert schedule.step_cost(state) == pytest.approx(0.8)
+    assert time_plan.step_cost(state) == pytest.approx(0.8)
 
 
 def test_the_live_view_multiplies_no_evaluation_that_compiles(clock):

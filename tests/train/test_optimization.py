@@ -42,7 +42,7 @@ from spectrakit.train.learner.optimizer import build_optimizer
 from spectrakit.train.learner.seeding import repeatable
 from spectrakit.train.parts.ema import ema_stays, update_ema
 from spectrakit.train.parts.nan_guard import slow_down
-from spectrakit.train.restore import taken_over
+from spectrakit.train.restore import with_entries
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
 
@@ -110,7 +110,7 @@ def test_a_scheduler_within_another_takes_the_length_of_today():
     kept = {"_milestones": [2], "_schedulers": [{"T_max": 4, "last_epoch": 3}, {"T_max": 6, "last_epoch": 0}]}
     today = {"_milestones": [5], "_schedulers": [{"T_max": 8, "last_epoch": 0}, {"T_max": 9, "last_epoch": 0}]}
     inner = [{"T_max": 8, "last_epoch": 3}, {"T_max": 9, "last_epoch": 0}]
-    assert taken_over(kept, today, ("T_max", "_milestones")) == {"_milestones": [5], "_schedulers": inner}
+    assert with_entries(kept, today, ("T_max", "_milestones")) == {"_milestones": [5], "_schedulers": inner}
 
 
 @pytest.mark.parametrize("kind", [EachEpoch, Plateau])

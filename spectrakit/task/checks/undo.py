@@ -96,7 +96,7 @@ def _generator_state(thing: Any) -> _GeneratorState | None:
         return _GeneratorState((copy.deepcopy(thing.bit_generator.state),))
     return _GeneratorState((thing.get_state(),)) if kind.startswith("torch.") and kind.endswith(".Generator") else None
 
-
+# %% ../../../nbs/35_task/09_checks/01_undo.ipynb #c7a7611d
 def _parts(thing: Any) -> tuple[Any, list]:
     """Return (copy, parts to visit) of `thing`; the copy is None if it cannot be restored."""
     torch, numpy = (sys.modules.get(name) for name in ("torch", "numpy"))
