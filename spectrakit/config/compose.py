@@ -243,7 +243,7 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
         key = (getattr(error, "full_key", None) or key).split("[")[0]
         raise _value_error(error, key, leaves.get(key), words) from None
 
-
+# %% ../../nbs/05_config/04_compose.ipynb #0935e080
 def override(config: Config, *overrides: str) -> Config:
     """Return a copy of a Config with some settings changed.
 

@@ -16,9 +16,9 @@ _CLOCK = re.compile(r"([0-9]+):([0-5][0-9]):([0-5][0-9])")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in a duration such as `8h30m`, `90m`, `45s` or `8:30:00`.
+    """Return the seconds of a duration such as `8h30m`, `90m`, `45s` or `8:30:00`.
 
-    ValueError, with a sentence on how to write it, for a bare number, for `8:30`, and for anything else.
+    ValueError, with the right spelling, for a bare number, for `8:30`, and for anything else.
     """
     if not isinstance(text, str):
         raise ValueError(_refusal(repr(text), "is not text with a unit"))
@@ -46,9 +46,9 @@ def _refusal(shown: str, why: str) -> str:
 
 # %% ../../nbs/00_system/02_units.ipynb #23a2fc02
 def format_duration(seconds: float) -> str:
-    "`seconds` as H:MM:SS, cut to whole seconds. ValueError for nan and inf."
+    """Return `seconds` as H:MM:SS, truncated to whole seconds. ValueError for nan and inf."""
     if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} is no length of time. Give a finite number of seconds.")
+        raise ValueError(f"{seconds} is not a duration. Use a finite number of seconds.")
     whole = int(abs(seconds))
     sign = "-" if seconds < 0 and whole else ""
     return f"{sign}{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
@@ -58,21 +58,23 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b", re.I)
 
 
 def parse_bytes(value: int | str) -> int:
-    "Bytes in a size such as `12GB` (10⁹) or `12GiB` (2³⁰), or in a whole number of them. ValueError for anything else."
+    """Return the bytes of a size such as `12GB` (10⁹) or `12GiB` (2³⁰), or of a whole number.
+
+    ValueError for anything else.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"the size {value!r} is not understood. Write it with its unit, as in 12GB or 500MiB.")
+        raise ValueError(f"the size {value!r} is not valid. Write it with its unit, as in 12GB or 500MiB.")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " "))
 
 # %% ../../nbs/00_system/02_units.ipynb #23a2fc04
 def parse_moment(text: str) -> float:
-    "Unix seconds of a moment such as `2026-11-21T17:30`, local time where it names no zone; else ValueError."
+    """Return the Unix seconds of a moment such as `2026-11-21T17:30`, local time without a zone; else ValueError."""
     message = (
-        f"The moment {text!r} is not understood. "
-        "Write it as in 2026-11-21T17:30, or with a zone, 2026-11-21T17:30+01:00."
+        f"The moment {text!r} is not valid. Write it as in 2026-11-21T17:30, or with a zone, 2026-11-21T17:30+01:00."
     )
     if not isinstance(text, str) or not re.match(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}", text.strip()):
         raise ValueError(message)
@@ -83,7 +85,7 @@ def parse_moment(text: str) -> float:
 
 # %% ../../nbs/00_system/02_units.ipynb #077fd8be
 def format_bytes(size: float, binary: bool = False) -> str:
-    "Return bytes in a unit that fits: 12.3 MB; with `binary` in powers of two, as memory and disks are told: 64 MiB."
+    """Return bytes with a suitable unit: 12.3 MB; with `binary` in powers of two: 64 MiB."""
     base, digits, units = (1024, 4, ("B", "KiB", "MiB", "GiB")) if binary else (1000, 3, ("B", "kB", "MB", "GB"))
     for unit in units[:-1]:
         if size < base:

@@ -264,24 +264,24 @@ DILOCO = "trainer.strategy.name=diloco"
         (
             f"{DILOCO} diloco.compression=int8",
             1,
-            "diloco.compression=int8: no effect here, because one worker sends nothing",
+            "diloco.compression=int8: no effect here, because a single worker exchanges nothing",
         ),
         (
             f"{DILOCO} diloco.overlap_steps=2 diloco.mixing=0.5",
             2,
-            "diloco.overlap_steps=2, diloco.mixing=0.5: no effect here, because only diloco.fragments above 1 have it",
+            "diloco.overlap_steps=2, diloco.mixing=0.5: no effect here, because it needs diloco.fragments above 1",
         ),
         (f"{DILOCO} diloco.overlap_steps=2 diloco.fragments=2 outer_opt=torch.optim.SGD outer_momentum=0.5", 2, None),
         (
             f"{DILOCO} outer_opt=AdamW outer_momentum=0.5",
             2,
-            "diloco.outer_momentum=0.5: no effect here, because of the outer optimizers only SGD and RMSprop have it",
+            "diloco.outer_momentum=0.5: no effect here, because only the outer optimizers SGD and RMSprop use it",
         ),
         (
             f"{DILOCO} diloco_loops=40 max_steps=500 trainer.max_epochs=3",
             2,
-            "trainer.max_steps=500, trainer.max_epochs=3: no effect here, because diloco.loops counts, in rounds of "
-            "diloco.max_steps",
+            "trainer.max_steps=500, trainer.max_epochs=3: no effect here, because diloco.loops sets the length, in "
+            "rounds of diloco.max_steps",
         ),
         ("distributed.env.NCCL_DEBUG=INFO", 1, "distributed.env: no effect here, because one process trains"),
         ("distributed.env.NCCL_DEBUG=INFO distributed.timeout_s=9", 2, None),
@@ -293,7 +293,7 @@ DILOCO = "trainer.strategy.name=diloco"
         (
             "launch.mode=inline launch.max_restarts=0",
             1,
-            "launch.max_restarts=0: no effect here, because with launch.mode=inline nobody watches the process",
+            "launch.max_restarts=0: no effect here, because launch.mode=inline has no supervisor",
         ),
         ("distributed.fallback=false", 1, None),
         ("distributed.fallback=false", 2, None),

@@ -53,7 +53,10 @@ def test_a_name_that_does_not_tell_is_a_question_with_its_answers(name):
     with pytest.raises(RequestError) as caught:
         metric_direction(name)
     said, short = str(caught.value), name.removeprefix("val_")
-    assert f"the metric {name} is better" in said and "checkpoint.mode=max or checkpoint.mode=min" in said
+    assert (
+        f"The direction of the metric {name} does not follow" in said
+        and "checkpoint.mode=max or checkpoint.mode=min" in said
+    )
     assert f'metric_modes = {{"{short}": "max"}}' in said and "\n" not in said
 
 

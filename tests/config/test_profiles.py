@@ -459,7 +459,7 @@ def test_several_folders_of_profiles(here, monkeypatch):
 
 def test_another_ending_is_hinted_at(here):
     profile(here, "seed: 4\n").rename(here / "profiles" / "trainer" / "mine.yml")
-    hint = "profiles/trainer/mine.yml is there: name it mine.yaml."
+    hint = "profiles/trainer/mine.yml exists: rename it to mine.yaml."
     with pytest.raises(RequestError) as caught:
         compose("trainer=mine")
     assert str(caught.value).endswith(hint)

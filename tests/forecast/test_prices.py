@@ -33,5 +33,5 @@ def test_ones_own_price_wins_and_what_stands_in_no_table_has_none(own):
 @pytest.mark.parametrize("line", ["A100-80GB: -1", "A100-80GB: true", "A100-80GB: cheap", "A100-80GB: {as_of: 2026}"])
 def test_what_is_no_price_is_refused_with_its_file(own, line):
     own(line + "\n")
-    with pytest.raises(RequestError, match=r"prices\.yaml the price of A100-80GB is .*\. Write dollars an hour"):
+    with pytest.raises(RequestError, match=r"prices\.yaml the price of A100-80GB is .*\. Write dollars per hour"):
         prices()

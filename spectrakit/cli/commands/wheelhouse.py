@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #cfa44464
 _ABOUT = (
-    "Make the folder OUT: the kit's own wheel, the packages that the platform lacks, and an installer that changes "
-    "nothing that is there.\nIt is tried without a network before it is put in place. Upload it as a dataset, and "
+    "Make the folder OUT with spectrakit's wheel, the packages that the platform lacks, and an installer that changes "
+    "no installed package.\nIt is tested without a network before it is moved to OUT. Upload it as a dataset, and "
     "attach that to the notebook."
 )
 _EXAMPLES = """
@@ -31,9 +31,9 @@ _EXAMPLES = """
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #8b1c45a6
 def _wheelhouse_parser() -> Parser:
-    "The options of `spectrakit wheelhouse`."
+    """Return the parser of `spectrakit wheelhouse`."""
     parser = make_parser("wheelhouse", _ABOUT, _EXAMPLES)
-    parser.add_argument("out", metavar="OUT", help="the folder to make; an earlier wheelhouse there is replaced")
+    parser.add_argument("out", metavar="OUT", help="folder to make; an earlier wheelhouse is replaced")
     parser.add_argument(
         "--for",
         dest="target",
@@ -42,7 +42,7 @@ def _wheelhouse_parser() -> Parser:
         help="kaggle, colab, or any machine with torch: python==3.12; default: kaggle",
     )
     parser.add_argument(
-        "--extras", action="append", default=[], metavar="NAMES", help="extras of the kit, such as demo,mlflow"
+        "--extras", action="append", default=[], metavar="NAMES", help="extras of spectrakit, such as demo,mlflow"
     )
     parser.add_argument(
         "--with",
@@ -50,29 +50,29 @@ def _wheelhouse_parser() -> Parser:
         action="append",
         default=[],
         metavar="WHAT",
-        help="a package besides; where the platform has an older one, for launch processes alone; may be repeated",
+        help="additional package, for launch processes only if the platform has an older one; may be repeated",
     )
     parser.add_argument(
         "--packages",
         metavar="FILE",
-        help="what the platform has, as written there: pip freeze --all > FILE; "
+        help="packages of the platform, as written there by: pip freeze --all > FILE; "
         "default: the list that comes with spectrakit",
     )
     parser.add_argument("--owner", metavar="NAME", help="your Kaggle user name, for dataset-metadata.json")
-    parser.add_argument("--wheel", metavar="FILE", help="the kit's own wheel, where it is built already")
+    parser.add_argument("--wheel", metavar="FILE", help="wheel of spectrakit, if already built")
     parser.add_argument("--no-check", action="store_true", help="do not try it")
     return parser
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #2dda0951
 def _next_steps(house: "Wheelhouse") -> str:
-    "What is left to do by hand with a wheelhouse."
+    """Return the remaining manual steps for a wheelhouse."""
     from spectrakit.kaggle.offline.wheelhouse import NOBODY
 
     if house.manifest["for"].startswith("python"):
         return f"On that machine: python {shlex.quote(house.path.name + '/install.py')}"
     place, metadata = shlex.quote(str(house.path)), house.path / "dataset-metadata.json"
     has_owner = not json.loads(metadata.read_text(encoding="utf-8"))["id"].startswith(NOBODY)
-    owner = "" if has_owner else f"write your Kaggle user name into {metadata} (or give --owner), and\n"
+    owner = "" if has_owner else f"write your Kaggle user name into {metadata} (or use --owner), and\n"
     return (
         f"For Kaggle: {owner}kaggle datasets create -p {place} "
         f"(the next time: kaggle datasets version -p {place} -m again).\n"
@@ -82,7 +82,7 @@ def _next_steps(house: "Wheelhouse") -> str:
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #be7a2684
 def wheelhouse(arguments: Sequence[str]) -> int:
-    "Make a folder of wheels from which an offline notebook installs spectrakit."
+    """Make a folder of wheels for offline notebooks."""
     options = _wheelhouse_parser().parse_args(arguments)
     from spectrakit.kaggle.offline.wheelhouse import WheelhouseOptions, make_wheelhouse
 

@@ -86,8 +86,7 @@ class PlatformKind:
         session: returns start and end of the session in Unix seconds, None if unknown.
         working_dir: folder that is kept; '' for the current one. It must exist if `needs_working_dir`.
         persistent_dirs: folders that outlive the machine.
-        limits_output: whether only 20 GB are kept.
-        max_output_files: number of files that are kept; None without a limit.
+        limits_output, max_output_files: whether only 20 GB are kept; number of files that are kept (None: no limit).
         profile: returns the trainer profile and the reason for a number of GPUs; None if the devices decide.
         accelerator_menu: menu for the choice of a GPU.
         advice: sentence for people in an interactive session.

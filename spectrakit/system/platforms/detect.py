@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import RequestError, check_type
@@ -85,18 +85,18 @@ def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]
     return folders
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #aeeb481e
-def _folders(environ: Mapping[str, str], root: str, kind: PlatformKind) -> tuple[str | None, str, str]:
+def _folders(environ: Mapping[str, str], root: str, kind: PlatformKind) -> dict[str, Any]:
     """Return input (or None), working and scratch folder, as paths on the machine."""
     candidates = filter(None, (environ.get("TMPDIR"), "/tmp"))
     scratch_dir = next((f for f in candidates if os.path.isdir(under_root(root, f))), None) or tempfile.gettempdir()
     input_dir = next((shown for shown, real in input_folders(environ, root) if os.path.isdir(real)), None)
-    kept = kind.working_dir
-    if kept and (not kind.needs_working_dir or os.path.isdir(under_root(root, kept))):
-        return input_dir, kept, scratch_dir
-    try:
-        return input_dir, os.getcwd(), scratch_dir
-    except FileNotFoundError:
-        return input_dir, scratch_dir, scratch_dir  # the current folder was deleted
+    working_dir = kind.working_dir
+    if not working_dir or (kind.needs_working_dir and not os.path.isdir(under_root(root, working_dir))):
+        try:
+            working_dir = os.getcwd()
+        except FileNotFoundError:
+            working_dir = scratch_dir  # the current folder was deleted
+    return {"input_dir": input_dir, "working_dir": working_dir, "scratch_dir": scratch_dir}
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #daa37d05
 def _gpu_advice(kind: PlatformKind, gpus: tuple[Gpu, ...], missing: bool, tpu: str | None) -> list[str]:
@@ -132,8 +132,8 @@ def _storage_advice(kind: PlatformKind, root: str, working_dir: str) -> list[str
 class _Session:
     """Start of the session (Unix seconds) and its limit (seconds), each with its source."""
 
-    start_s: float
-    start_source: str
+    session_start: float
+    session_start_source: str
     limit_s: float | None
     limit_source: str
 
@@ -249,8 +249,7 @@ def detect(
         now: current time in Unix seconds (default: the clock).
 
     Raises:
-        ValueError: if SPECTRAKIT_TIME_LIMIT or SPECTRAKIT_SESSION_START is not valid.
-        RequestError: if an argument is not valid.
+        ValueError: if SPECTRAKIT_TIME_LIMIT, SPECTRAKIT_SESSION_START or an argument is not valid.
     """
     environ = os.environ if environ is None else environ
     now = time.time() if now is None else now
@@ -260,9 +259,9 @@ def detect(
     parent, inherited_note = _inherited(environ)
     kind, sign = (kind_of(parent["name"], parent["flavour"]), "the parent process") if parent else recognised(probe)
     is_local = kind.name == "local" and not parent
-    input_dir, working_dir, scratch_dir = _folders(environ, root, kind)
+    folders = _folders(environ, root, kind)
     mode = parent["mode"] if parent else kind.mode(probe)
-    session = _session(probe, kind, parent, now, scratch_dir)
+    session = _session(probe, kind, parent, now, folders["scratch_dir"])
     return _described(
         probe,
         kind,
@@ -270,13 +269,8 @@ def detect(
         mode=mode,
         name_source="no sign of Kaggle or Colab" if is_local else sign,
         flavour_source=sign if is_local or parent or kind.flavour != "plain" else "",
-        session_start=session.start_s,
-        session_start_source=session.start_source,
-        limit_s=session.limit_s,
-        limit_source=session.limit_source,
-        input_dir=input_dir,
-        working_dir=working_dir,
-        scratch_dir=scratch_dir,
+        **asdict(session),
+        **folders,
     )
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #44a7e40b
