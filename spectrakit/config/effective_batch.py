@@ -329,6 +329,8 @@ def batch_notes(config: Config, plan: BatchPlan) -> list[str]:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #365c5c09
 def next_fraction(steps: int, fraction: float, steps_per_epoch: int) -> int:
-    """Return the first optimizer step after `steps` that completes another `fraction` of an epoch of `steps_per_epoch`."""
+    """Return the first optimizer step after `steps` that completes another `fraction` of an epoch of
+    `steps_per_epoch`.
+    """
     each = fraction * steps_per_epoch
     return max(steps + 1, math.ceil((math.floor(steps / each + 1e-9) + 1) * each - 1e-9))

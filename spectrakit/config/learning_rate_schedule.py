@@ -81,7 +81,9 @@ def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Ca
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #8ceeb418
 def scaled_lr(config: Config, plan: BatchPlan) -> tuple[float, str]:
-    """Return the factor on learning rates for the effective batch of `plan`, and the reason; (1, '') without scaling."""
+    """Return the factor on learning rates for the effective batch of `plan`, and the reason; (1, '') without
+    scaling.
+    """
     o, batch = config.optimizer, plan.effective_batch_size
     if config.distributed.strategy == "diloco":  # a worker's step has its own share
         batch //= plan.world_size

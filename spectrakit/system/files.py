@@ -418,7 +418,9 @@ def _is_open_as(path: Path, handle: int) -> bool:
 
 @contextlib.contextmanager
 def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
-    """Yield a function that returns the current path of `folder`, or None if it was deleted or moved to another disk."""
+    """Yield a function that returns the current path of `folder`, or None if it was deleted or moved to another
+    disk.
+    """
     if not hasattr(os, "O_DIRECTORY"):
         yield lambda: folder if folder.is_dir() else None
         return

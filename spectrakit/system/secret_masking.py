@@ -327,7 +327,9 @@ def remember(name: str, value: str) -> None:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #bdd78147
 def spellings(value: str) -> set[str]:
-    """Return the spellings of a secret in a text: plain, escaped, percent-encoded, base64 at any offset, hexadecimal."""
+    """Return the spellings of a secret in a text: plain, escaped, percent-encoded, base64 at any offset,
+    hexadecimal.
+    """
     raw = value.encode("utf-8", "surrogateescape")
     forms = {value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)}
     forms |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}

@@ -103,7 +103,9 @@ def _init_parser() -> Parser:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #wt000001
 def _files_of(slug: str, data: str | None) -> Path | None:
-    """Return the folder of a competition's files: `data`, or found by its slug; None if they are not on this machine."""
+    """Return the folder of a competition's files: `data`, or found by its slug; None if they are not on this
+    machine.
+    """
     from spectrakit.system.errors import RequestError
     from spectrakit.system.inputs import find_input
     from spectrakit.tasks.table.files import find_folder
