@@ -31,12 +31,9 @@ class BatchPlan:
     """Division of an epoch into optimizer steps.
 
     Args:
-        samples: training samples in the epoch.
-        micro_batch_size: samples in one forward pass on one device.
-        gradient_accumulation_steps: micro batches in one optimizer step.
-        world_size: processes that share each step.
-        drop_last: drop an epoch's last step if it is short of samples.
-        max_batches: limit for the micro batches of an epoch, per process (default: none).
+        samples, micro_batch_size: training samples in the epoch, and in one forward pass on one device.
+        gradient_accumulation_steps, world_size: micro batches in one step per process; processes that share it.
+        drop_last, max_batches: drop a short last step; limit for micro batches per epoch and process (default: none).
         reason: origin of the sizes, in words.
     """
 

@@ -128,7 +128,7 @@ def test_the_table_of_profiles_fits_a_terminal(call, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     table = call("profiles")[1].splitlines()
     head, end = (next(n for n, line in enumerate(table) if line.startswith(word)) for word in ("profile ", "←"))
-    assert all(len(line) <= columns for line in table[head:end]) and "what it is for" in table[head]
+    assert all(len(line) <= columns for line in table[head:end]) and "purpose" in table[head]
 
 
 def test_profiles_stand_side_by_side_with_what_differs(call):
@@ -211,7 +211,7 @@ def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monk
         (("train", "LINE", "extra=5"), ("extra=5", "extra.note=5")),
         (("train", "LINE", "task.name=5"), ("task",)),
         (("train", "LINE", "seed=1,2"), ("seed=1,2", "one")),
-        (("train", "LINE", "seed='1"), ("seed='1", "quotes")),
+        (("train", "LINE", "seed='1"), ("seed='1", "Quote")),
         (("train", "LINE", "=3"), ("no key", "key=value")),
         (("train", "LINE", "profile=kaggle"), ("trainer=kaggle",)),
         (("train", "LINE", "trainer.max_epochs=0"), ("trainer.max_epochs=0", "from 1 up")),

@@ -9,7 +9,7 @@ HAVE_THEIR_OWN = {"output.py", "parsing.py"}  # print_text itself, and argparse'
 
 
 def test_no_command_prints_past_print_text() -> None:
-    modules = [file for file in Path(spectrakit.cli.__file__).parent.glob("*.py") if file.name not in HAVE_THEIR_OWN]
+    modules = [file for file in Path(spectrakit.cli.__file__).parent.rglob("*.py") if file.name not in HAVE_THEIR_OWN]
     calls = {
         f"{file.name}:{node.lineno}"
         for file in modules

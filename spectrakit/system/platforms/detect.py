@@ -238,9 +238,7 @@ def detect(
     shell: str | None = None,
     now: float | None = None,
 ) -> Platform:
-    """Return the platform of this process, without touching CUDA.
-
-    On Kaggle and Colab a small private file in the temporary folder records the session's start.
+    """Return the platform of this process without touching CUDA; on Kaggle and Colab note the session's start.
 
     Args:
         environ: environment variables (default: this process's own).
