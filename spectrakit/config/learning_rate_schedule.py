@@ -55,7 +55,7 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
     "polynomial": lambda done, power: (1 - done) ** power,
 }
 
-# %% ../../nbs/05_config/07_lr_schedule.ipynb #23f574a0
+# %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #23f574a0
 def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Callable[[float], float]:
     """Return the factor on the base learning rate as a function of the optimizer step, from 0.
 
