@@ -98,7 +98,7 @@ def test_without_time_and_without_anything_to_hand_in_nothing_is_left_behind(her
 @pytest.mark.parametrize("name", ["made.parquet", "made.csv.gz", "made.XLSX"])
 @pytest.mark.parametrize("begin", [sk.fit, sk.cross_validate])
 def test_a_file_that_is_named_as_no_csv_is_refused_before_anything_trains(here, begin, name):
-    with pytest.raises(RequestError, match=r"is no name for a table that is written as CSV. Name it made\.csv"):
+    with pytest.raises(RequestError, match=r"is not a name for CSV, the format of submissions. Name it made\.csv"):
         begin(Handed(), compose(*WORDS), predict=name, show=False)
     assert not list(here.iterdir())
 

@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused(here):
     asked = compose(*words, f"folds.columns=[{first.path}]")
     with pytest.raises(RequestError, match="held out other samples"):
         sk.cross_validate(Last(), asked, folds=4, show=False)
-    with pytest.raises(RequestError, match="is no cross-validation whose folds are known"):
+    with pytest.raises(RequestError, match="is not a cross-validation with known folds"):
         sk.cross_validate(Last(), compose(*words, "folds.columns=runs"), folds=3, show=False)
 
     class Narrow(Last):

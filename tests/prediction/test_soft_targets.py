@@ -71,7 +71,7 @@ def test_distillation_and_other_folds(here):
     assert student.status == "completed" and np.isfinite(student.values).all()
     with pytest.raises(RequestError, match="held out other samples"):
         sk.cross_validate(Planted(), compose(*words), folds=4, show=False)
-    with pytest.raises(RequestError, match="is no cross-validation whose folds are known"):
+    with pytest.raises(RequestError, match="is not a cross-validation with known folds"):
         sk.cross_validate(Planted(), compose(*FITS, "folds.pseudo=runs"), folds=3, show=False)
 
 

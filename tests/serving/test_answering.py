@@ -43,7 +43,7 @@ def test_where_the_function_of_a_prior_fails_what_is_usual_is_answered():
     asked, _, said = answers(prior)
     asked.standing.learn(pd.DataFrame({"id": [1, 2], "y": [4.0, 4.0]}))
     assert list(asked.answer(BATCH)["y"]) == [4.0] * 3
-    assert "`prior` raised KeyError: 'colour'. What is usual is answered in its place" in said
+    assert "`prior` raised KeyError: 'colour'. The usual value is answered in its place" in said
 
 
 @pytest.mark.parametrize("batch_s", [0, -1, float("nan"), float("inf"), "4m", True, None])

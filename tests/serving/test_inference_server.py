@@ -218,7 +218,7 @@ def test_models_that_fail_or_hang_leave_the_answers_to_the_others(cup, three, tm
 
 @pytest.mark.parametrize(
     "hours, told, predicted",
-    [(8.95, "no batch is predicted: the session ends soon", 0), (10, "the limit is long over, and so not this", 3)],
+    [(8.95, "no batch is predicted: the session ends soon", 0), (10, "the limit is long over, so it is not this", 3)],
     ids=["ends_soon", "outlived"],
 )
 def test_the_end_of_the_session_follows_from_its_start(cup, tmp_path, hours, told, predicted):

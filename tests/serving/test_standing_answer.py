@@ -55,7 +55,7 @@ MENDED = {
     "too few rows": (frame([7, 9], [1.0, 3.0]), [1.0, 100, 3.0], "rows were missing"),
     "no rows": (frame([], []), [100] * 3, "rows were missing"),
     "too many rows": (frame([7, 8, 9, 10], [1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0], "not asked for"),
-    "other ids": (frame([1, 2, 3], [1.0, 2.0, 3.0]), [100] * 3, "its ids were others"),
+    "other ids": (frame([1, 2, 3], [1.0, 2.0, 3.0]), [100] * 3, "its ids differed"),
     "another order": (frame([9, 7, 8], [3.0, 1.0, 2.0]), [1.0, 2.0, 3.0], "in another order"),
     "ids as texts": (frame(["9", "7", "8"], [3.0, 1.0, 2.0]), [1.0, 2.0, 3.0], "in another order"),
     "NaN": (frame([7, 8, 9], [1.0, NAN, 3.0]), [1.0, 100, 3.0], "missing or infinite"),
