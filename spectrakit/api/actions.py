@@ -96,13 +96,11 @@ def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
 
 # %% ../../nbs/70_api/02_actions.ipynb #ac26b2f5
 def _has_predicted(run: Run, out: str | Path, since: float) -> bool:
-    """Check whether `out` holds predictions made by `run` since the time `since`."""
     state = read_record(run.path, Path(out))
     return state is not None and state.source == "predictions" and state.made >= since
 
 # %% ../../nbs/70_api/02_actions.ipynb #ac26b2f6
 def _current_folder(run: Run, outcome: Outcome) -> Run:
-    """Return `run` with its current folder, which may have been moved."""
     return replace(run, path=Path(outcome.launch.get("run_dir", run.path)))
 
 
@@ -157,7 +155,6 @@ def _is_summarized(run: Run) -> bool:
 
 
 def _finish_done(run: Run) -> Run:
-    """Complete the files of a run that is done."""
     with contextlib.suppress(OSError):
         if _is_summarized(run) or is_locked(run.path):
             return run
@@ -168,7 +165,6 @@ def _finish_done(run: Run) -> Run:
 
 # %% ../../nbs/70_api/02_actions.ipynb #9937f06a
 def _writes_run(request: RunRequest) -> bool:
-    """Check whether this process on this machine writes the run's folder."""
     place, d = request.place, request.config.distributed
     return place.rank == 0 if place else not (d.node_rank and d.rdzv_endpoint and d.num_nodes > 1)
 
@@ -314,7 +310,6 @@ def check_prediction(config: Config, out: Path) -> None:
 
 
 def _check_folder(out: Path) -> None:
-    """Raise RequestError if the file `out` cannot be written."""
     check_is_csv(out)
     if out.is_socket():
         raise RequestError(f"{str(out)!r} is a socket. Name a file, such as submission.csv.")
@@ -353,7 +348,6 @@ def _after_copy(result: Any, file: Path, out: Path, copied: bool) -> Any:
 
 
 def _is_stream(out: Path) -> bool:
-    """Check whether `out` is a device or a pipe."""
     try:
         return is_stream(out)
     except OSError:  # a socket is refused later
@@ -454,7 +448,6 @@ _IRREGULAR = ("in place of the best", "are not finite", "left out")
 
 
 def _content_text(folder: Path, out: str | Path | None) -> str:
-    """Return the state of the file for predictions as the end of a sentence."""
     state = None if out is None else read_record(folder, Path(out))
     return f". {state}" if state else ""
 
@@ -569,7 +562,6 @@ def as_members(each: Sequence[tuple[Run, float]], configs: Sequence[Config]) -> 
 def _predict_together(
     task: Any, runs: Sequence[Any], words: Sequence[str], out: str | Path | None, how: Any, trust: bool
 ) -> Predictions:
-    """Predict with several runs, with the overrides `words`, and average."""
     each = weighed_runs(runs, how, trust)
     settings = [settings_to_use(run, task, trust, words) for run, _ in each]
     task, table = resolve_task(each[0][0], task, settings[0]), None if out is None else Path(out)

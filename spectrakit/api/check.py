@@ -37,7 +37,6 @@ def with_ending(results: tuple[ContractResult, ...], status: str, reason: str) -
 
 
 def _read_notes(folder: Path) -> tuple[str, ...]:
-    """Return the messages in the log of `folder`, without repetitions."""
     return tuple(dict.fromkeys(event["text"] for event in follow(folder).poll() if event["type"] == "message"))
 
 # %% ../../nbs/70_api/03_check.ipynb #8f8961af

@@ -53,7 +53,6 @@ class MeasuredRun(NamedTuple):
 
 
 def _measured(job: Job, task: Any) -> MeasuredRun:
-    """Run a measuring job. Raise RequestError if the task cannot be measured."""
     asked = time.time()
     outcome = launch(job, task, lambda: None)
     if outcome.status == "interrupted":
@@ -116,7 +115,6 @@ def _time_left(request: RunRequest, slowest: Measurement) -> tuple[float | None,
 
 # %% ../../nbs/70_api/01_preflight.ipynb #850f7f55
 def _earliest_s(config: Config, work: Workload, slowest: Measurement) -> float | None:
-    """Return the seconds of training before early stopping could end it; None if it is off."""
     if not config.early_stopping.enabled or not work.evaluations:
         return None
     share = min(1.0, (config.early_stopping.patience + 1) / work.evaluations)
@@ -138,7 +136,6 @@ def _price_here(config: Config, gpus: Sequence[Gpu], platform: str) -> tuple[flo
 
 
 def _data_in_words(config: Config, input_dir: str | None) -> tuple[str, str] | None:
-    """Return the amount of data and its folder as text."""
     folder = data_folder(config, input_dir)
     if folder is None:
         return None

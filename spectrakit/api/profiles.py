@@ -46,7 +46,6 @@ _SHOWN = {
 
 
 def _environment(config: Config) -> str:
-    """Return the kind of machine a profile asks for."""
     kind = {"cpu": "any machine", "gpu": "a GPU"}.get(config.trainer.accelerator, "any machine, a GPU if present")
     nodes = config.distributed.num_nodes
     return f"{nodes} machines" if nodes > 1 else kind

@@ -311,7 +311,6 @@ def list_runs(folder: Path | str | None = None) -> list[Run]:
 
 # %% ../../nbs/70_api/00_run.ipynb #23a2fc03
 def _launch_facts(environment: dict) -> dict:
-    """Return the launch details of environment.json."""
     facts = environment.get("launch")
     if not isinstance(facts, dict):
         return {}

@@ -57,7 +57,6 @@ def fermentation_data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _within_bands(spectra: Any) -> np.ndarray:
-    """Return the columns of a table of spectra with wavenumbers (cm-1) within BANDS."""
     wavenumbers = np.array([float(name) for name in spectra.columns])
     return spectra.to_numpy(np.float64)[:, (wavenumbers >= BANDS[0]) & (wavenumbers <= BANDS[1])]
 

@@ -114,7 +114,6 @@ def _check_has_mean(name: str, predicted: Predicted, runs: Sequence[Path]) -> No
 def _tests_in(
     path: Path, outputs: Iterable[str]
 ) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any] | None]:
-    """Return the test predictions, their ids and their fingerprint."""
     if not (file := path / "predictions.npz").is_file():
         return None, {}, None
     arrays = read_arrays(file)
@@ -165,7 +164,6 @@ def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Sourc
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #a5b3a718
 def _sources(given: Sequence[Any], trust: bool) -> list[Source]:
-    """Read all sources, and number equal names."""
     alone = given[0] if len(given) == 1 else None
     found = [source_of(each, trust) for each in (alone if isinstance(alone, (list, tuple)) else given)]
     names = Counter(source.name for source in found)
@@ -220,7 +218,6 @@ def _common_rows(sources: Sequence[Source], ids: Sequence[dict[str, Any]], which
 
 
 def _missing_text(sources: Sequence[Source], ids: Sequence[dict[str, Any]], rows: np.ndarray, which: str) -> list[str]:
-    """Return a sentence about samples missing in a source."""
     counts = [len(next(iter(each.values()))) for each in ids]
     if (most := max(counts)) == len(rows):
         return []
@@ -351,7 +348,6 @@ class Blend:
 def _metric_for(
     sources: Sequence[Source], metric: str | Score | None, mode: str | None
 ) -> tuple[str | Score, str, str]:
-    """Return the metric, its direction and its name (default: accuracy for classes, else rmse)."""
     first = sources[0]
     if metric is None:
         metric = "accuracy" if are_classes(first.values, first.targets) else "rmse"
@@ -376,13 +372,11 @@ def _check_classes(source: Source, targets: np.ndarray) -> None:
 
 
 def _finite_rows(source: Source) -> np.ndarray:
-    """Return a mask of samples with finite numbers in all outputs."""
     rows = [np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in source.outputs.values()]
     return np.logical_and.reduce(rows)
 
 
 def _not_finite_text(sources: Sequence[Source]) -> str:
-    """Return a sentence about held-out samples without finite predictions."""
     held, bad = np.logical_and.reduce([s.fold >= 0 for s in sources]), dict[str, np.ndarray]()
     for source in sources:
         bad[source.name] = held & ~_finite_rows(source)
@@ -418,7 +412,6 @@ def _as_models(sources: Sequence[Source], metric: str | Score) -> tuple[HeldOut,
 
 
 def _flat(outputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Concatenate all outputs to [rows, numbers]."""
     return np.concatenate([values[rows].reshape(len(rows), -1) for values in outputs.values()], axis=1)
 
 
@@ -463,9 +456,6 @@ def _methods(method: str, sources: Sequence[Source], metric: str | Score) -> lis
 
 
 def _blended_tests(sources: Sequence[Source], best: Fitted, shares: str) -> dict[str, np.ndarray] | None:
-    """Return the blend of the test predictions by name; None if a source has none. Models of weight 0 are
-    ignored.
-    """
     tests, used = [s.test for s in sources if s.test is not None], np.flatnonzero(best.weights)
     if len(tests) < len(sources):
         return None
@@ -496,7 +486,6 @@ def _nested_values(sources: Sequence[Source], held: HeldOut, best: Fitted, rows:
 
 
 def _unpacked(outputs: dict[str, np.ndarray] | None) -> Any:
-    """Return a single output as an array."""
     return outputs["predictions"] if outputs is not None and set(outputs) == {"predictions"} else outputs
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #84a1578d
@@ -521,7 +510,6 @@ def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> M
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #0e38bcc7
 def _for_all(metric: str | Score, like: dict[str, np.ndarray]) -> str | Score:
-    """Adapt a metric function of several outputs to concatenated outputs."""
     if isinstance(metric, str) or len(like) == 1:
         return metric
     whole: Any = metric
@@ -529,7 +517,6 @@ def _for_all(metric: str | Score, like: dict[str, np.ndarray]) -> str | Score:
 
 
 def _scores_of(held: HeldOut, metric: str | Score) -> tuple[float, ...]:
-    """Return the score of each model."""
     score = score_named(metric)[0] if isinstance(metric, str) else metric
     return tuple(score(each, held.y) for each in held.x)
 
@@ -552,7 +539,6 @@ def _placed(values: np.ndarray, rows: np.ndarray, like: np.ndarray) -> np.ndarra
 def _learned(
     sources: Sequence[Source], metric: str | Score, direction: str, name: str, methods: Sequence[str]
 ) -> Blend:
-    """Return the best blend of compatible sources."""
     held, rows = _as_models(sources, metric)
     _check_range(sources, metric, held)
     metric_of = _for_all(metric, sources[0].outputs)

@@ -151,7 +151,6 @@ _STRENGTHS = tuple(10.0**k for k in range(-6, 3))
 
 
 def _ridge(part: Products, strength: float) -> np.ndarray:
-    """Return weights of ridge regression, shrunk towards the plain mean."""
     models = len(part.xy)
     mean = np.full(models, 1 / models)
     if not np.trace(part.xx):
@@ -210,7 +209,6 @@ def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rou
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #dfaefc8b
 def _products_by_fold(held: "HeldOut") -> dict[int, Products]:
-    """Return the sums of each fold."""
     classes = np.eye(held.x.shape[2]) if are_classes(held.x[0], held.y) else None
     products, step = dict[int, Products](), max(1, _BLOCK * len(held.fold) // max(1, held.x[0].size))
     for first in range(0, len(held.fold), step):
@@ -310,7 +308,6 @@ class Fitted:
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #756ff3c1
 def _learned(held: HeldOut, method: str, metric: str | Score, mode: str) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Return the weights from all folds, and from all folds but one."""
     if method == "greedy" and metric not in QUADRATIC:
         score, sign = (score_named(metric)[0] if isinstance(metric, str) else metric), 1.0 if mode == "max" else -1.0
         whole = greedy_by_score(held.x, held.y, score, sign)

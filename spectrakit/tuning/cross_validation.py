@@ -272,7 +272,6 @@ def scatter(folds: Folds, parts: Mapping[int, dict[str, np.ndarray]], name: str)
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #85f2fce9
 def _blank(dtype: np.dtype) -> Any:
-    """Return the fill value of `dtype`."""
     return {"f": np.nan, "c": np.nan, "i": -1, "U": "", "S": b""}.get(dtype.kind, 0)
 
 
@@ -293,7 +292,6 @@ def _of_one_width(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _placed(folds: Folds, parts: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Return the rows of all folds in the order of the samples; of several repeats, the first."""
     first = next(iter(parts.values()))
     dtype = np.result_type(*parts.values())
     whole, known = np.full((folds.samples, *first.shape[1:]), _blank(dtype), dtype=dtype), np.zeros(folds.samples, bool)
@@ -305,7 +303,6 @@ def _placed(folds: Folds, parts: Mapping[int, np.ndarray]) -> np.ndarray:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #a628efb2
 def _joined(folds: Folds | None, parts: Mapping[int, np.ndarray], has_mean: bool = True) -> np.ndarray:
-    """Return one column of all folds in the order of the samples."""
     given = dict(zip(parts, _of_one_width(list(parts.values())), strict=True))
     first = next(iter(given.values()))
     if folds is None:
@@ -370,7 +367,6 @@ def _metrics_of_all(task: Any, config: Config, joined: dict[str, Any]) -> dict[s
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #eae5103c
 def _mean_score(trials: Sequence[TrialResult], sizes: Sequence[int]) -> float | None:
-    """Return the weighted mean of the runs' values; None if one has no value."""
     values = [trial.value for trial in trials if trial.value is not None]
     if not values or len(values) < len(trials):
         return None
@@ -459,7 +455,7 @@ def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float |
     return f"{text}; {short_time(left_s)} left; {fits}"
 
 
-def _for_the_time_left(config: Config, ends: float | None) -> Config:
+def _with_time_left(config: Config, ends: float | None) -> Config:
     """Set the time limit of a fold to the remaining time if limits count from the start of a run."""
     if ends is None or config.watchdog.since != "run":
         return config
@@ -512,7 +508,7 @@ def _known_run(f: Folding, number: int) -> Run | None:
     return run_to_go_on_with(f.folder(number), f.trust)
 
 
-def _may_begin(f: Folding, number: int) -> bool:
+def _fits_in_time(f: Folding, number: int) -> bool:
     """Check whether run `number` is done or can end in time; print a line otherwise."""
     left_s, known = f.left_s, _known_run(f, number)
     longest = max((trial.seconds for trial in f.made.values() if trial.seconds > 1), default=0.0)
@@ -525,11 +521,10 @@ def _may_begin(f: Folding, number: int) -> bool:
 
 def _config_at(f: Folding, number: int, place: int) -> Config:
     config = _config_of(f.config, f.path, *divmod(number, f.config.folds.seeds), f.itself)
-    return at_place(_for_the_time_left(config, f.ends), f.places, place)
+    return at_place(_with_time_left(config, f.ends), f.places, place)
 
 
 def _write_mean(f: Folding) -> None:
-    """Write the mean of the test predictions so far. An error is printed and does not stop the training."""
     done = [trial for _, trial in sorted(f.made.items()) if trial.done]
     if f.table is None:
         return
@@ -544,14 +539,12 @@ def _write_mean(f: Folding) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #55774395
 def _with_time_before(f: Folding, result: TrialResult) -> TrialResult:
-    """Add the seconds that earlier sessions spent on the run."""
     kept = kept_runs(f.known)
     own = 0.0 if kept.get(run_name(result.run), {}).get("status") in DONE else result.seconds
     return replace(result, seconds=own + kept_seconds(kept, result.run))
 
 
 def _store(f: Folding, number: int, result: TrialResult) -> None:
-    """Store and print the result of run `number`."""
     result = _with_time_before(f, result)
     if not f.made and (f.path / FOLDS).is_file() and (note := read_folds(f.path / FOLDS).note):
         f.say(note)
@@ -584,9 +577,8 @@ def _store_or_stop(f: Folding, number: int, result_of_run: Callable[[], TrialRes
 
 
 def _in_turn(f: Folding) -> None:
-    """Train one run after another in this thread."""
     for number in range(f.total):
-        if not _may_begin(f, number):
+        if not _fits_in_time(f, number):
             return
         _store_or_stop(f, number, partial(run_single_trial, _config_at(f, number, 0), task=f.task, trust=f.trust))
         if f.stopped:
@@ -598,7 +590,6 @@ _Running = dict[int, tuple[int, Future]]  # by place: run number and pending res
 
 @contextlib.contextmanager
 def _others_stopped(f: Folding, running: _Running) -> Iterator[None]:
-    """Stop the other runs after an error, and wait for them."""
     try:
         yield
     finally:
@@ -622,7 +613,6 @@ def _keep_facts(f: Folding, **facts: Any) -> None:
 
 
 def _fall_back(f: Folding) -> None:
-    """Use one process per run from now on."""
     assert f.fallback is not None
     f.places, f.fallback = f.fallback, None
     _keep_facts(f, fallback=f.falls_back, processes=None)
@@ -638,7 +628,7 @@ def _fill(f: Folding, threads: list[ThreadPoolExecutor], waiting: list[int], run
     for place in range(f.places.count):
         if place in running or f.stopped or not waiting:
             continue
-        if not _may_begin(f, waiting[0]):
+        if not _fits_in_time(f, waiting[0]):
             f.stopped = "out_of_time"
             return
         number = waiting.pop(0)
@@ -681,7 +671,6 @@ def measured_s(folder: Path) -> float | None:
 
 @contextlib.contextmanager
 def _plan_first(f: Folding) -> Iterator[None]:
-    """Print the plan once the first run has a forecast."""
     over, places = threading.Event(), f.places.count
 
     def print_plan() -> None:
@@ -703,7 +692,6 @@ def _plan_first(f: Folding) -> Iterator[None]:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #79098e82
 def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trust: bool) -> Folding:
-    """Return the initial state of the cross-validation in `path`."""
     request = new_request(config)
     writes = request.place is None or request.place.rank == 0
     check_sources(config, trust or not writes)
@@ -755,7 +743,6 @@ def averaged(files: Mapping[int, Path], seeds: int, task: Any = None) -> dict[in
 
 
 def _tests_by_fold(trials: Sequence[TrialResult]) -> tuple[dict[str, np.ndarray], ...]:
-    """Return the test predictions of each fold, averaged over its seeds."""
     groups: dict[str, list[Path]] = {}
     for trial in trials:
         if (file := trial.run.path / "predictions.npz").is_file():
@@ -764,7 +751,6 @@ def _tests_by_fold(trials: Sequence[TrialResult]) -> tuple[dict[str, np.ndarray]
 
 
 def _mean_of_tests(f: Folding, trials: Sequence[TrialResult]) -> Together | None:
-    """Return the mean test predictions of these runs; None if a run has none."""
     files = [trial.run.path / "predictions.npz" for trial in trials]
     if not files or not all(file.is_file() for file in files):
         return None
@@ -776,7 +762,6 @@ def _or_none(values: Any) -> Any:
 
 
 def _task_object(task: Any, run: Run) -> Any:
-    """Return the task as an object."""
     return task_of(run, None if isinstance(task, str) else task)
 
 
@@ -810,7 +795,6 @@ class _Scoring:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #be13fd8c
 def _single_scores(s: _Scoring) -> list[float | None]:
-    """Return the score of each seed of each repeat."""
     scores, total = [], len(s.trials) // s.seeds
     for first in range(0, total, s.count):
         for seed in range(s.seeds):
@@ -848,7 +832,6 @@ def _rows_of(values: Any, rows: np.ndarray, like: Any) -> Any:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #d8acf98d
 def _why_no_score(s: _Scoring) -> str:
-    """Return the reason for a missing score."""
     if missing := [n for n, trial in s.trials.items() if trial.value is None]:
         return f"run {missing[0]} has no value of {s.metric or 'a metric'}"
     if set(s.trials) != set(s.arrays):
@@ -857,7 +840,6 @@ def _why_no_score(s: _Scoring) -> str:
 
 
 def _scores(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...], str]:
-    """Return the score of all held-out samples, the single scores, and the reason for a missing score."""
     single: list[float | None] = []
     score, why = None, ""
     try:
@@ -877,7 +859,6 @@ def _score_without_views(task: Any, config: Config) -> bool:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3cf3d066
 def _files(f: Folding) -> dict[int, Path]:
-    """Return the files of out-of-fold predictions by run number."""
     return {n: trial.out_of_fold for n, trial in sorted(f.made.items()) if trial.out_of_fold is not None}
 
 
@@ -917,7 +898,6 @@ def _kept_tests(f: Folding, trials: Sequence[TrialResult]) -> tuple[dict[str, An
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #8f99d052
 def _gather(f: Folding, status: str) -> CrossValidation:
-    """Return the result of the finished folds."""
     path, seeds, made = f.path, f.config.folds.seeds, f.made
     trials = tuple(trial for _, trial in sorted(made.items()))
     files, file = _files(f), path / FOLDS
@@ -966,7 +946,6 @@ def _finish_table(f: Folding) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3aecbd61
 def _compose_settings(task: Any, config: Config | str | None, overrides: Sequence[str], folds: int | None) -> Config:
-    """Compose the settings of all folds, with an absolute `run.dir`."""
     words = [config, *overrides] if isinstance(config, str) else list(overrides)
     if folds is not None:
         words.append(f"folds.count={folds}")
@@ -976,7 +955,6 @@ def _compose_settings(task: Any, config: Config | str | None, overrides: Sequenc
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #7f11dc28
 def _check_free(path: Path) -> None:
-    """Raise Busy if another process trains the folds in `path`."""
     if is_locked(path):
         raise Busy(f"{path.name} is in use by another process. Wait until it ends, or omit resume to start a new one.")
 
@@ -997,7 +975,6 @@ def _open_and_lock(
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #93ec8b24
 def _trained(f: Folding) -> CrossValidation:
-    """Train the folds and combine their results."""
     try:
         _train_folds(f)
     except BaseException as error:
@@ -1076,7 +1053,6 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #bed38d81
 def _opened_trial(folder: Path, kept: Mapping[str, dict[str, Any]]) -> TrialResult | None:
-    """Return the result of the run in `folder`; None if there is no run."""
     found = (run_to_go_on_with(folder), run_to_go_on_with(folder, trust=True), *list_runs(folder))
     run = next(filter(None, found), None)
     if run is None:
@@ -1086,7 +1062,6 @@ def _opened_trial(folder: Path, kept: Mapping[str, dict[str, Any]]) -> TrialResu
 
 
 def _numbers_in(name: str) -> tuple[int, ...]:
-    """Return fold and seed in the name of a folder."""
     return tuple(int(part) for part in name.split("-") if part.isdecimal())
 
 

@@ -237,7 +237,6 @@ def summary(found: FoundLr) -> str:
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #c9f651c8
 def _mark_suggestion(ax: Any, suggestion: float, points: tuple[Point, ...]) -> None:
-    """Mark the suggestion by a line and a ring, and limit the axis slightly above the initial level."""
     near = min(points, key=lambda p: abs(math.log(p.lr) - math.log(suggestion)))
     ax.axvline(suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {suggestion:g}")
     ring = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.3}

@@ -272,7 +272,6 @@ def worth_measuring(many: ManyRuns, places: Places, left_s: float | None) -> boo
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #cd58062a
 def _one_each(gpus: list[str], cores: int) -> Places:
-    """Return places with one process per run."""
     places = on_gpus("auto", 1, gpus, cores) if gpus else Places(((),), 1, None, "")
     return replace(places, reason=f"{places.count} at a time, one process each: several failed to start")
 

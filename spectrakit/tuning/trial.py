@@ -133,8 +133,7 @@ def run_to_go_on_with(folder: Path, trust: bool = False) -> Run | None:
     return next(iter(done or sorted(cut, key=lambda run: run.path.name, reverse=True)), None)
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #524f2b66
-def _is_spoiled(file: Path) -> bool:
-    """Check whether a file of arrays exists and is broken."""
+def _is_broken(file: Path) -> bool:
     try:
         array_heads(file)
     except FileNotFoundError:
@@ -148,7 +147,7 @@ def _predict_held_out(task: Any, run: Run, config: Config, trust: bool) -> tuple
     """Predict the held-out samples unless done; return the file (None if impossible) and the status."""
     file = run.path / "out_of_fold.npz"
     wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
-    for spoiled in filter(_is_spoiled, wanted):
+    for spoiled in filter(_is_broken, wanted):
         spoiled.unlink()  # such as after a full disk: predict again if a checkpoint exists
     there = [each for each in (*wanted, run.path / "predictions.npz") if each.is_file()]
     own = trust or all(map(are_own_arrays, there))
@@ -240,7 +239,6 @@ def _reported_to(log: TrialLog, handle: Handle | None) -> contextlib.AbstractCon
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #27e199ec
 def _task_or_named(task: Any, config: Config) -> Any:
-    """Return `task`, or the name in the settings. Raise RequestError without either."""
     named = config.task.get("name") if task is None else task
     if named is None:
         raise RequestError("No task was given. Pass one, or set task.name=….")
@@ -313,7 +311,7 @@ def other_settings(before: Config, config: Config) -> list[str]:
     return [key for key in diff(before, config) if not is_free(key)]
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #0545e646
-def _cut_elsewhere(config: Config, what: str) -> Iterator[Path]:
+def _unfinished_elsewhere(config: Config, what: str) -> Iterator[Path]:
     """Yield unfinished folders of many runs in the mirror and in the inputs of the platform."""
     unread: list[Path] = []
     runs = [run for folder, depth in places(config)[1:] for run in find_runs(folder, depth, unread)]
@@ -329,7 +327,6 @@ def _is_completed(file: Path) -> bool:
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #10dab956
 def _check_readable(path: Path, word: str) -> None:
-    """Raise RequestError if the settings in `path` exist but are not readable."""
     try:
         if not (path / SETTINGS).is_file() or os.access(path / SETTINGS, os.R_OK):
             return
@@ -374,7 +371,7 @@ def folders_like(config: Config, what: str) -> list[Path]:
     """Return the folders that `auto` may continue, best first; `config` and `what` as for `named_folder`."""
     here = [file.parent for file in Path(config.run.dir).glob(f"*-{what}*/{SETTINGS}")]
     alike: dict[bool, list[Path]] = {True: [], False: []}  # by equality of the search space
-    for folder in sorted([*_cut_elsewhere(config, what), *here], key=lambda folder: folder.name, reverse=True):
+    for folder in sorted([*_unfinished_elsewhere(config, what), *here], key=lambda folder: folder.name, reverse=True):
         try:
             before = compose(config=folder / SETTINGS)
         except RequestError as error:
@@ -390,7 +387,7 @@ def leave_alone(folder: Path, error: RequestError) -> None:
     print(f"{folder.name} is not used: {error}", file=sys.stderr)
 
 
-def _name_strangers(folder: Path, trust: bool) -> None:
+def _print_untrusted(folder: Path, trust: bool) -> None:
     """Print which runs in `folder` are not reused because their origin is unproven."""
     for run in () if trust else foreign_members(folder):
         where = run.relative_to(folder)
@@ -402,12 +399,10 @@ def _name_strangers(folder: Path, trust: bool) -> None:
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #aa2b9e8f
 def _may_write(folder: Path) -> bool:
-    """Check whether the folder and its files are writable."""
     return all(os.access(path, os.W_OK) for path in (folder, *filter(Path.is_file, folder.iterdir())))
 
 
 def _copy_to(path: Path, found: Path, copy: Callable[[Path, Path], Path]) -> None:
-    """Copy the folder `found` to `path`. Raise RequestError on failure and leave no files there."""
     try:
         copy(found, path)
     except (RequestError, OSError, shutil.Error) as error:
@@ -485,7 +480,7 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
         except RequestError as error:
             leave_alone(folder, error)
         else:
-            _name_strangers(folder, folders.trust)
+            _print_untrusted(folder, folders.trust)
             return path
     path = new_run_dir(config, f"{label}-{folders.what}")
     write_atomic(path / SETTINGS, snapshot(config))

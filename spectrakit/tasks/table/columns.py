@@ -24,7 +24,7 @@ FURTHEST = 10.0  # standard deviations: outliers are clipped to this
 _DATE = r"\d{4}[-/]\d{1,2}[-/]\d{1,2}(?:[ T].*)?"
 
 
-def _plainly(column: Any) -> Any:
+def _unwrapped(column: Any) -> Any:
     """Return the column as plain values if it is a category, a period or an Arrow type."""
     import pandas
 
@@ -33,7 +33,6 @@ def _plainly(column: Any) -> Any:
 
 
 def _as_seconds(column: Any, given: Any) -> Any:
-    """Return dates and durations, also dates written as text, in seconds; None for other columns."""
     import pandas
 
     kinds = pandas.api.types
@@ -55,7 +54,7 @@ def as_numbers(column: Any) -> tuple[np.ndarray, Any]:
     """Return the values as float64, NaN if missing or infinite, and the texts that are not numbers."""
     import pandas
 
-    column = _plainly(column)
+    column = _unwrapped(column)
     given = column.notna() & (column.astype(str).str.strip() != "").fillna(False).astype(bool)
     if (values := _as_seconds(column, given)) is None:
         values = pandas.to_numeric(column, errors="coerce")
@@ -78,17 +77,16 @@ def _as_text(value: Any) -> str:
 
 def texts_of(column: Any) -> list[str]:
     """Return the values of a column as texts, empty if missing."""
-    column = _plainly(column).astype(object)
+    column = _unwrapped(column).astype(object)
     return [_as_text(value) if here else "" for value, here in zip(column, column.notna(), strict=True)]
 
 
 def _is_category(column: Any) -> bool:
-    """Check whether a column has booleans, in any storage type, or is a category."""
     import pandas
 
     if isinstance(column.dtype, pandas.CategoricalDtype):
         return True
-    return pandas.api.types.infer_dtype(_plainly(column), skipna=True) == "boolean"
+    return pandas.api.types.infer_dtype(_unwrapped(column), skipna=True) == "boolean"
 
 # %% ../../../nbs/86_tasks/05_table/02_columns.ipynb #3300edf7
 @contextlib.contextmanager
@@ -106,7 +104,6 @@ def about_column(name: str, where: str) -> Iterator[None]:
 
 
 def _codes_of(column: Any, levels: list[str]) -> list[int]:
-    """Return the code of each value, 0 if missing or new."""
     codes = {level: code for code, level in enumerate(levels, 1)}
     if codes.keys() <= {"True", "False"}:  # another file may store booleans as numbers
         codes |= {"1": codes.get("True", 0), "0": codes.get("False", 0)}
@@ -138,7 +135,7 @@ class Columns:
             with about_column(name, where):
                 values, wrong = as_numbers(table[name])
             if len(wrong):
-                _tell_wrong(name, table[name], wrong, where, notes)
+                _note_text(name, table[name], wrong, where, notes)
             absent, scaled = np.isnan(values), (values - self.centre[place]) / self.spread[place]
             out[:, place] = np.where(absent, 0, np.clip(scaled, -FURTHEST, FURTHEST))
             if name in flags:
@@ -149,7 +146,7 @@ class Columns:
         return out
 
 # %% ../../../nbs/86_tasks/05_table/02_columns.ipynb #57ff5226
-def _tell_wrong(name: str, column: Any, wrong: Any, where: str, notes: list[str]) -> None:
+def _note_text(name: str, column: Any, wrong: Any, where: str, notes: list[str]) -> None:
     """Note texts that count as missing numbers. Raise RequestError if the whole column is text."""
     example = f"such as {str(wrong.iloc[0])!r}"
     if len(wrong) == column.notna().sum():
@@ -167,7 +164,7 @@ def _refuse_text(name: str, column: Any, wrong: Any) -> None:
     import pandas
 
     given = int(column.notna().sum())
-    others = "numbers" if pandas.to_numeric(_plainly(column), errors="coerce").notna().any() else "dates"
+    others = "numbers" if pandas.to_numeric(_unwrapped(column), errors="coerce").notna().any() else "dates"
     example = f"{str(wrong.iloc[0])!r} in row {wrong.index[0] + 1} ({len(wrong)} of {given})"
     raise RequestError(
         f"Column {name!r} of the training table mixes text and {others}: {example}. Correct it, "
@@ -199,7 +196,7 @@ def _moments(name: str, seen: np.ndarray, notes: list[str]) -> tuple[float, floa
     return None
 
 # %% ../../../nbs/86_tasks/05_table/02_columns.ipynb #fee3cad3
-def _look_at(name: str, column: Any, rows: np.ndarray, options: dict[str, Any], notes: list[str]) -> Any:
+def _fit_column(name: str, column: Any, rows: np.ndarray, options: dict[str, Any], notes: list[str]) -> Any:
     """Return the levels of a text column or the moments of a numeric one; None, with a note, if it is left out.
 
     Raise RequestError for numbers mixed with text.
@@ -232,7 +229,7 @@ def look_at_columns(
     choice(options, "bad_numbers", ("refuse", "missing"))
     for name in names:
         with about_column(name, "the training table"):
-            found = _look_at(name, table[name], rows, options, notes)
+            found = _fit_column(name, table[name], rows, options, notes)
         if isinstance(found, list):
             levels[name] = found
         elif found is not None:

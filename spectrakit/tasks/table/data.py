@@ -72,7 +72,6 @@ def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]
 
 
 def _keep_spelling(tables: dict[str, Any], paths: dict[str, Path]) -> None:
-    """Keep the spelling of ids and classes, which the sample submission defines."""
     if (sample := tables.get("sample submission")) is None or "test" not in tables:
         return
     columns, test = list(sample.columns), tables["test"]
@@ -120,7 +119,6 @@ def _groups(train: Any, q: Question, options: dict[str, Any]) -> np.ndarray | No
 def _columns_to_learn_from(
     train: Any, test: Any, q: Question, options: dict[str, Any], names: list[str], notes: list[str]
 ) -> list[str]:
-    """Return the columns common to both tables, without ids, targets and dropped ones."""
     drop = options["drop"] if isinstance(options["drop"], (list, tuple)) else [options["drop"]]
     for name in drop:
         if name not in train.columns:

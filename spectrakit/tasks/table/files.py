@@ -94,7 +94,7 @@ def read_table(path: Path) -> Any:
     return table.reset_index(drop=True)
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #f1a20002
-def _written(path: Path, name: str, table: Any, rows: int | None = None) -> Any:
+def _as_spelled(path: Path, name: str, table: Any, rows: int | None = None) -> Any:
     """Return a column of `table` (its first `rows`) as spelled in the CSV file; otherwise converted to text."""
     import pandas
 
@@ -108,7 +108,7 @@ def _written(path: Path, name: str, table: Any, rows: int | None = None) -> Any:
 
 def keep_ids(tables: Sequence[Any], paths: Sequence[Path], name: str) -> None:
     """Convert the ids `name` of `tables`, read from `paths`, to text if numbers would be spelled differently."""
-    texts = [_written(path, name, table) for table, path in zip(tables, paths, strict=True)]
+    texts = [_as_spelled(path, name, table) for table, path in zip(tables, paths, strict=True)]
     if any((text != table[name].astype(str)).any() for text, table in zip(texts, tables, strict=True)):
         for table, text in zip(tables, texts, strict=True):
             table[name] = text
@@ -125,17 +125,17 @@ def keep_classes(train: Any, sample: Any, paths: Sequence[Path], name: str) -> N
         name: Target column.
     """
     column = train[name]
-    if column.dtype.kind in "iu" and _written(paths[0], name, train, 1000).str.fullmatch(r"0\d+").any():
-        train[name] = _written(paths[0], name, train)
+    if column.dtype.kind in "iu" and _as_spelled(paths[0], name, train, 1000).str.fullmatch(r"0\d+").any():
+        train[name] = _as_spelled(paths[0], name, train)
     if not (missing := column.isna()).any():
         return
-    asked = _written(paths[1], name, sample) if name in sample.columns else None
+    asked = _as_spelled(paths[1], name, sample) if name in sample.columns else None
     words = {
         *sample.columns,
         *(each.removeprefix(f"{name}_") for each in sample.columns),
         *(() if asked is None else asked),
     }
-    text = _written(paths[0], name, train)
+    text = _as_spelled(paths[0], name, train)
     if (classes := missing & text.isin(words - {""})).any():
         train[name] = column.astype(object).where(~classes, text)
         if asked is not None:

@@ -77,7 +77,6 @@ class NetShape:
 
 # %% ../../../nbs/86_tasks/05_table/03_net.ipynb #2b7871f8
 def _signal_net(channels: int, width: int = 16) -> nn.Module:
-    """Return a small 1-D convolutional network: [batch, channels] → features [batch, …]."""
     if channels < 16:
         raise RequestError(
             f"task.net=conv is for ordered columns, such as spectra, but there are only {channels} numbers. "

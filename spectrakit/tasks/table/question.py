@@ -114,7 +114,6 @@ def _class_columns(column: Any, name: str, asked: list[str]) -> list:
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #7f939caf
 def _resolved(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> Question:
-    """Return the question with its kind and the form of the answer."""
     from pandas.api.types import is_float_dtype
 
     kind, answer = (choice(options, name, known) for name, known in (("kind", KINDS), ("answer", ANSWERS)))
@@ -162,7 +161,6 @@ def _classes_of(name: str, column: Any, kind: str) -> list:
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #5dc0a2a3
 def _resolved_several(q: Question, train: Any, kind: str, answer: str, floats: bool) -> Question:
-    """Return the question for several targets: numbers, or booleans."""
     flag = {name for name in q.targets if set(train[name].dropna().unique()) <= {0, 1}}  # including True and False
     if text := [name for name in q.targets if name not in flag and not is_number(train[name])]:
         raise RequestError(f"Several targets must be numbers, but {text[0]!r} is not. Choose one: task.target=COLUMN.")

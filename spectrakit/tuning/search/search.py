@@ -131,7 +131,6 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
 
 
 def _check_same(path: Path, config: Config) -> None:
-    """Raise RequestError if the study in `path` has another space or other folds."""
     before = compose(config=path / SETTINGS).search
     old, new = space_of(before.space), space_of(config.search.space)
     if changed := sorted(key for key in {*old, *new} if old.get(key) != new.get(key)):
@@ -256,7 +255,6 @@ def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show:
 
 
 def _after_final(run: Run | None, status: str, reason: str) -> tuple[str, str]:
-    """Return status and reason of the study after the final `run`."""
     if run is None or run.status in DONE:
         return status, reason
     why = run.error if run.status == "failed" else "the same call with resume='auto' continues"
@@ -264,7 +262,6 @@ def _after_final(run: Run | None, status: str, reason: str) -> tuple[str, str]:
 
 
 def _end(s: Search) -> tuple[str, str]:
-    """Return status and reason of the study after the last trial."""
     rows = rows_of(s.journal)
     if s.ended in ("interrupted", "out_of_time"):
         return s.ended, f"{s.stopping}; the same call with resume='auto' continues"
@@ -275,7 +272,6 @@ def _end(s: Search) -> tuple[str, str]:
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #e5fdde2c
 def _open(task: Any, config: Config, resume: str | Path | None, trust: bool) -> tuple[Path, dict[str, Dimension]]:
-    """Open the folder of the study, and return it with the search space."""
     space = space_of(config.search.space)
     check_values(config, space)
     if config.search.sampler == "grid":
@@ -308,7 +304,6 @@ def _begin(s: Search, config: Config, space: Mapping[str, Dimension]) -> None:
 def _start(
     task: Any, request: RunRequest, path: Path, space: dict[str, Dimension], say: Callable[[str], None]
 ) -> Search:
-    """Return the initial state of the search in `path`."""
     config, study = request.config, study_facts(path)
     direction = direction_of(task, config)
     journal = open_journal(path, "maximize" if direction == "max" else "minimize")
@@ -343,7 +338,6 @@ def _write_page_or_say(study: Study) -> None:
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #ec52e929
 def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -> Study:
-    """Train the trials and the final run; return the study."""
     final = bool(s.config.search.final_share)
     view.printed = {row.number for row in rows_of(s.journal) if row.status not in ("running", "waiting")}
     keep_facts(s)

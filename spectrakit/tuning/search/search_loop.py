@@ -105,8 +105,7 @@ class Search:
         self.stopping, self.ended = self.stopping or why, self.ended or status
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #b9069a70
-def _standing(s: Search) -> dict[str, Any]:
-    """Return the progress for readers of study.json."""
+def _progress(s: Search) -> dict[str, Any]:
     rows = rows_of(s.journal)
     over = sum(row.status in ("completed", "pruned", "failed") for row in rows)
     seconds = round(sum(row.seconds for row in rows), 3)
@@ -117,7 +116,7 @@ def _standing(s: Search) -> dict[str, Any]:
 
 def keep_facts(s: Search, **more: str) -> None:
     """Write study.json, with the additional entries `more`."""
-    s.facts.update(_standing(s))
+    s.facts.update(_progress(s))
     write_atomic(s.path / FACTS, json.dumps({**s.facts, **more}, indent=1) + "\n")
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #8a6af27c
@@ -223,7 +222,6 @@ def worse_than_median(own: float, others: list[float], direction: str) -> bool:
 
 
 def _means_after(journal: Any, folds: int) -> list[float]:
-    """Return the mean of the first `folds` folds of each completed trial."""
     done = [t for t in journal.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
     scores = [t.user_attrs.get("folds", []) for t in done]
     return [statistics.fmean(values[:folds]) for values in scores if len(values) >= folds]
@@ -250,10 +248,10 @@ def _watch(s: Search, a: Active) -> None:
     if s.ended == "interrupted" and not a.wanted:
         a.wanted = "stop"
     if a.wanted:
-        _ask_to_end(a)
+        _request_stop(a)
 
 
-def _ask_to_end(a: Active) -> None:
+def _request_stop(a: Active) -> None:
     for run in a.log.readers:
         if not a.future.done():
             stop_file(run).touch()
@@ -293,11 +291,11 @@ def _tell(s: Search, a: Active, state: str, value: float | None = None, note: st
     unit, work = work_of(a.config)
     if state == "COMPLETE":
         s.spent.append(Spent(unit, work, a.seconds))
-    _drop_losers(s)
+    _remove_checkpoints(s)
     keep_facts(s)
 
 
-def _drop_losers(s: Search) -> None:
+def _remove_checkpoints(s: Search) -> None:
     """Remove the checkpoints of finished trials except the best `search.keep`."""
     rows = rows_of(s.journal)
     kept = {row.folder for row in ranked(rows, s.facts["direction"])[: s.config.search.keep]}
@@ -313,7 +311,6 @@ _NOTHING_EVALUATED = "no evaluation. Return validation data from `datasets`, or 
 
 
 def _why_no_value(run: Run, monitor: str) -> str:
-    """Return the reason why a finished run has no value, and a fix."""
     last = last_event(run.events, "eval")
     if last is None:
         return f"no {monitor}: {_NOTHING_EVALUATED}"
@@ -354,7 +351,6 @@ def _conclude(s: Search, a: Active, result: TrialResult) -> None:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #521e3857
 def _finish(s: Search, a: Active) -> None:
-    """Record the result of the finished thread of `a`."""
     del s.active[a.place]
     _watch(s, a)
     try:
@@ -375,11 +371,10 @@ def _finish(s: Search, a: Active) -> None:
         _tell(s, a, "FAIL", note=f"{type(error).__name__}: {error}")
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #42dd8f83
-_HOPELESS = 3  # failed trials without a success: a later one may have better values
+_MOST_FAILED = 3  # failed trials without a success: a later one may have better values
 
 
 def _fall_back(s: Search) -> None:
-    """Use one process per trial from now on."""
     assert s.fallback is not None
     s.places, s.fallback, s.facts["fallback"] = s.fallback, None, s.falls_back
     s.facts["places"] = s.places.reason
@@ -399,24 +394,24 @@ def _fill(s: Search) -> None:
             return
         if a.refused:
             _tell(s, a, "FAIL", note=a.refused)
-            _look_hopeless(s)
+            _stop_if_all_failed(s)
         else:
             _begin(s, a)
             del free[0]
 
 
-def _look_hopeless(s: Search) -> None:
+def _stop_if_all_failed(s: Search) -> None:
     """Stop the search if all first trials failed, and keep the first refusal."""
     rows = rows_of(s.journal)
     failed = [row for row in rows if row.status == "failed"]
-    most = min(_HOPELESS, s.total) if s.refusal else _HOPELESS
+    most = min(_MOST_FAILED, s.total) if s.refusal else _MOST_FAILED
     if len(failed) >= most and len(failed) == sum(row.status not in ("waiting", "cut", "running") for row in rows):
         s.error = s.error or s.refusal
         s.stop(str(s.refusal or f"the first {len(failed)} trials failed: {failed[0].note}"), "failed")
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #8891b7da
 @contextlib.contextmanager
-def _ended_trials(s: Search) -> Iterator[None]:
+def _trials_stopped(s: Search) -> Iterator[None]:
     """Stop the running trials at the end of this block, also after an error."""
     try:
         yield
@@ -424,7 +419,7 @@ def _ended_trials(s: Search) -> Iterator[None]:
         while left := [a for a in s.active.values() if not a.future.done()]:
             for a in left:
                 a.log.poll()
-                _ask_to_end(a)
+                _request_stop(a)
             wait([a.future for a in left], timeout=0.1)
         for a in list(s.active.values()):  # otherwise they count as running while this process lives
             _tell(s, a, "FAIL", cut=True)
@@ -436,7 +431,7 @@ def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]
     `interrupted` collects signals. `tick` is called after each step, to update the view.
     """
     places = max(s.places.count, s.fallback.count if s.fallback else 0)
-    with place_threads(places, interrupted) as s.threads, _ended_trials(s):
+    with place_threads(places, interrupted) as s.threads, _trials_stopped(s):
         while True:
             if interrupted and s.ended != "interrupted":
                 s.stopping, s.ended = "stopped", "interrupted"
@@ -444,7 +439,7 @@ def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]
             for a in list(s.active.values()):
                 if a.future.done():
                     _finish(s, a)
-                    _look_hopeless(s)
+                    _stop_if_all_failed(s)
                 else:
                     _watch(s, a)
             _fill(s)

@@ -39,7 +39,6 @@ class Dimension:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #6fb2d428
 def _parsed(key: str, text: str) -> Any:
-    """Parse `text` with Hydra. Raise RequestError for invalid syntax."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -69,13 +68,12 @@ def _between(key: str, text: str, low: float, high: float, log: bool) -> Dimensi
     return Dimension(low=low, high=high, log=log, whole=isinstance(low, int) and isinstance(high, int))
 
 
-def _as_written(value: float) -> float:
+def _rounded(value: float) -> float:
     """Round a sum of steps: 0.3, not 0.30000000000000004."""
     return float(f"{value:.12g}")
 
 
 def _range(key: str, text: str, sweep: Any) -> Dimension:
-    """Return the dimension of `range(start, stop, step)`, which excludes `stop`."""
     start, stop, step = (_number(key, x, text) for x in (sweep.start, sweep.stop, sweep.step))
     if step == 0 or (stop - start) / step <= 0:
         raise RequestError(f"{key}={text} is invalid: the range is empty. Write a start below the stop.")
@@ -86,7 +84,7 @@ def _range(key: str, text: str, sweep: Any) -> Dimension:
         return Dimension(choices=(start,))
     if "log" in sweep.tags:
         raise RequestError(f"{key}={text} is invalid: a range has equal steps. Use tag(log,interval) for a log scale.")
-    low, high = (x if whole else _as_written(x) for x in ends)
+    low, high = (x if whole else _rounded(x) for x in ends)
     return Dimension(low=low, high=high, step=abs(step), whole=whole)
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #e4f2a838
@@ -142,7 +140,6 @@ _KEPT = ("run.", "resume.", "search.", "folds.", "launch.", "watchdog.", "tracki
 
 
 def _key_of(key: str) -> str:
-    """Return the setting of `key`. Raise RequestError if it is unknown or common to all trials."""
     path = ALIASES.get(key, key)
     if not is_known(path):
         raise unknown_key(key)
@@ -200,7 +197,7 @@ def values_on_grid(key: str, d: Dimension) -> list[Any]:
     if d.step is None:
         raise RequestError(f"A grid needs steps, but {key} takes any value from {d}. Write choice(…) or range(…).")
     count = round((d.high - d.low) / d.step) + 1
-    return [d.low + k * d.step if d.whole else _as_written(d.low + k * d.step) for k in range(count)]
+    return [d.low + k * d.step if d.whole else _rounded(d.low + k * d.step) for k in range(count)]
 
 
 def grid_of(space: Mapping[str, Dimension]) -> Iterator[dict[str, Any]]:
@@ -245,11 +242,10 @@ def _count(d: Any) -> int | None:
 
 
 def _value(d: Any, place: int) -> Any:
-    """Return value number `place` (from 0) of distribution `d`."""
     if hasattr(d, "choices"):
         return d.choices[place]
     value = d.low + place * d.step
-    return value if isinstance(value, int) else _as_written(value)
+    return value if isinstance(value, int) else _rounded(value)
 
 
 def _place(d: Any, value: Any) -> int | None:

@@ -70,7 +70,6 @@ def _is_record(line: bytes) -> bool:
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #15a423ad
 def _flock(handle: int, how: str) -> bool:
-    """Try to get a lock, "alone" or "shared", without waiting."""
     try:
         import fcntl
     except ImportError:
@@ -109,7 +108,7 @@ def handing_out(folder: Path) -> contextlib.AbstractContextManager[None]:
 LEASE, LEASE_S = "lease.json", 300.0
 
 
-def _born(pid: int) -> float | None:
+def _start_time(pid: int) -> float | None:
     """Return the start time of a process in Unix seconds; None if it does not exist."""
     import psutil
 
@@ -122,7 +121,7 @@ def _born(pid: int) -> float | None:
 def take_lease(folder: Path) -> None:
     """Write or renew the lease of this process for the trial in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"pid": os.getpid(), "host": socket.gethostname(), "born": _born(os.getpid()), "time": time.time()}
+    facts = {"pid": os.getpid(), "host": socket.gethostname(), "born": _start_time(os.getpid()), "time": time.time()}
     write_atomic(folder / LEASE, json.dumps(facts) + "\n")
 
 
@@ -137,7 +136,7 @@ def is_leased(folder: Path, now: float | None = None) -> bool:
         return False
     if host != socket.gethostname():
         return (time.time() if now is None else now) - at < LEASE_S
-    return isinstance(pid, int) and born is not None and _born(pid) == born
+    return isinstance(pid, int) and born is not None and _start_time(pid) == born
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #2fc6182e
 def _storage(file: Path) -> Any:
