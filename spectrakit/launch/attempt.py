@@ -148,7 +148,6 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 
 def _allocator(job: Job, environ: dict[str, str]) -> dict[str, str]:
-    """Return the setting for expandable segments, unless impossible or set by the user."""
     platform = job.platform
     unable = not sys.platform.startswith("linux") or platform.flavour == "wsl2"
     if not platform.gpus or unable or job.config.trainer.accelerator == "cpu" or any(map(environ.get, _ALLOCATOR)):
@@ -184,7 +183,6 @@ def child_environ(attempt: Attempt) -> dict[str, str]:
 
 # %% ../../nbs/60_launch/08_attempt.ipynb #d6f715f0
 def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> None:
-    """Run the job in the forked process, without the notebook's state."""
     status = 1
     try:
         os.setsid()

@@ -91,7 +91,6 @@ def first_error(logs: Path) -> RankError | None:
 
 
 def _last_error(traceback: str) -> str:
-    """Return type and message of the last error in `traceback`, in one line."""
     lines = traceback.strip().splitlines() or ["an error without a message"]
     begin = max((i for i, line in enumerate(lines) if line == "Traceback (most recent call last):"), default=None)
     if begin is None:
@@ -176,7 +175,6 @@ def _ended_by_itself(e: Evidence) -> AttemptResult | None:
 
 
 def _read_json(file: Path) -> Any:
-    """Return the content of a JSON file, or None if missing or torn."""
     try:
         return json.loads(read_start(file))
     except (OSError, ValueError):
@@ -188,7 +186,6 @@ def _interrupted(e: Evidence) -> AttemptResult | None:
 
 
 def _overdue(e: Evidence) -> AttemptResult | None:
-    """Diagnose the end of the time: a saved checkpoint counts."""
     if e.observed.ended_for != "overdue":
         return None
     job, detail = e.attempt.job, e.observed.detail
@@ -241,7 +238,6 @@ def _rank_lost(e: Evidence) -> AttemptResult | None:
 
 
 def _who_left(e: Evidence) -> str | None:
-    """Return the first rank that ended without a message, and its exit."""
     errors = {int(f.stem.rpartition("-")[2]) for f in e.attempt.logs.glob("error-rank-*.txt")}
     spoke = errors | {rank for rank, phase in e.detector.ranks.phases().items() if phase == "done"}
     exits = [(int(r), code) for r, code in (_read_json(e.attempt.folder / "exits.json") or {}).items()]

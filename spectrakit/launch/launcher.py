@@ -146,12 +146,10 @@ def without_launchers(config: Config, plan: Processes, failed: dict[str, str]) -
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #a947ffa4
 def _writes_run(job: Job) -> bool:
-    """Return whether this machine has rank 0, which writes the run's folder."""
     return job.kind.trains and not job.config.distributed.node_rank
 
 
 def _has_started(job: Job) -> bool:
-    """Return whether the run's log has its first event."""
     return not job.kind.trains or has_started(job.run_dir)
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #3b2e2c69
@@ -200,7 +198,6 @@ def _with_world_size(config: Config, plan: Processes) -> Config:
 
 
 def _effective_environ(config: Config) -> dict[str, str]:
-    """Return the variables of launch processes; exported ones win."""
     ours = process_environ(config, os.environ)
     names = {*NCCL_DEFAULTS, *config.distributed.env, *ours}
     return {name: value for name, value in sorted({**ours, **os.environ}.items()) if name in names}
@@ -338,7 +335,6 @@ def _may_train_alone(attempt: Attempt) -> bool:
 
 
 def _alone(attempt: Attempt, reason: str, record: _Record) -> Attempt:
-    """Return the start with one process."""
     tried = record.facts.get("reasons", {}).get("launcher", "")
     reasons = {"world_size": f"1 process: {reason}", "launcher": f"none, for one process; tried before: {tried}"}
     record.update(launcher=None, world_size=1, fallback=reason, reasons=reasons)
@@ -378,14 +374,13 @@ def _with_smaller_batch(attempt: Attempt, result: AttemptResult, record: _Record
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #7886562f
 def _parts(config: Config, world_size: int) -> tuple[int, int]:
-    """Return the micro batch size, and the number of micro batches per step."""
     asked = config.distributed.world_size
     return batch_parts(config, asked if isinstance(asked, int) else world_size)[:2]
 
 
 def _halved(config: Config, world_size: int) -> Config | None:
-    """Return `config` with micro batches of half the size and more of them per step, both fixed; None if
-    impossible or unwanted.
+    """Return `config` with micro batches of half the size and more of them per step, both fixed; None if impossible or
+    unwanted.
     """
     plan = BatchPlan(0, *_parts(config, world_size), max_batches=config.limits.max_train_batches)
     smaller = smaller_micro_batches(plan)
@@ -420,7 +415,6 @@ def _with_fewer_workers(attempt: Attempt, result: AttemptResult, record: _Record
 
 
 def _workers_of(job: Job) -> int:
-    """Return the number of loader workers per rank, as far as known."""
     workers = job.config.dataloader.num_workers
     if workers == "auto":
         reading = read_environment(job.run_dir).get("reading", {}).get("train", {}) if job.kind.trains else {}
@@ -462,16 +456,13 @@ def repair_pointers(checkpoints: Path) -> list[str]:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], interrupted: list[int]) -> Outcome:
-    """Run a job in child processes, with restarts.
+    """Run a job in child processes, with restarts; raise RequestError for an invalid or refused request.
 
     Args:
         job: the job
         task: task object, or its name
         tick: called about ten times per second, to redraw
         interrupted: signals of the user, appended by a handler
-
-    Raises:
-        RequestError: the request is invalid, or a rank refused it
     """
     plan = job.request.processes
     job = _without_passed_limit(job.with_config(_with_world_size(job.config, plan)))
@@ -505,7 +496,6 @@ def run_supervised(job: Job, task: Any, tick: Callable[[], None], interrupted: l
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #76c2f56b
 def _prepare_next(attempt: Attempt) -> None:
-    """Start a waiting process for the next run in this notebook, if wanted."""
     job = attempt.job
     if why_no_spare(job.config.launch.warm_worker, job.platform.mode) is not None:
         drop_spare()
@@ -515,7 +505,6 @@ def _prepare_next(attempt: Attempt) -> None:
 
 @contextlib.contextmanager
 def _same_environ() -> Iterator[None]:
-    """Restore the environment variables afterwards."""
     before = dict(os.environ)
     try:
         yield
@@ -526,14 +515,12 @@ def _same_environ() -> Iterator[None]:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #37374349
 def _note_refusal(logs: Path, rank: int, error: RequestError) -> None:
-    """Save the error of this rank for the others."""
     with contextlib.suppress(OSError):
         logs.mkdir(mode=0o700, exist_ok=True)
         write_atomic(logs / f"error-rank-{rank}.txt", masked(str(error)))
 
 
 def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
-    """Return the first error of any rank; rank 0 also logs it."""
     time.sleep(1.0)  # another rank may be writing it
     rank, message, _ = first_error(run_dir / "logs") or (place.rank, reason.removeprefix(BROKEN), True)
     if place.rank == 0 and job.kind.trains:
@@ -544,13 +531,11 @@ def _record_broken(job: Job, run_dir: Path, place: Rank, reason: str) -> str:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #b81b09be
 def _become_rank(job: Job) -> None:
-    """Set up this process as a rank."""
     die_with_parent(os.getppid())  # with torchrun's agent: a single rank would wait for ever
     os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #099b8890
 def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
-    """Run the job in this process, alone or as the rank `place`."""
     folders: list[Path] = []
     if place is not None:
         _become_rank(job)
@@ -602,7 +587,6 @@ def lost_folder(job: Job, now: Path | None) -> str:
 
 
 def _after_move(outcome: Outcome, job: Job, now: Path | None) -> Outcome:
-    """Return the outcome of a job after its folder was moved or deleted."""
     message = lost_folder(job, now)
     if outcome.status != "failed" and now is not None:
         return replace(outcome, launch={**outcome.launch, "run_dir": str(now)})
@@ -616,7 +600,6 @@ def _after_move(outcome: Outcome, job: Job, now: Path | None) -> Outcome:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #a6c1d0f2
 def _launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
-    """Run a job in child processes or in this one."""
     place = job.request.place
     if place is None and job.config.launch.mode != "inline":
         with (

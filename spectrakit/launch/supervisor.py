@@ -144,7 +144,6 @@ _LEAVE_S = 10.0  # for a process to end
 
 
 def _late(situation: Situation) -> Problem | None:
-    """Find a thread of the task that does not end."""
     if set(situation.detector.ranks.phases().values()) != {"done"}:
         return None
     patience_s = _LEAVE_S if situation.attempt.job.config.distributed.num_nodes == 1 else 60.0
@@ -171,7 +170,6 @@ def find_problem(situation: Situation) -> Problem | None:
 
 # %% ../../nbs/60_launch/10_supervisor.ipynb #db1dec4a
 def _end_processes(child: Any, problem: Problem, observed: Observed, detector: HangDetector) -> Observed:
-    """End the processes below `child` for `problem`, and record it."""
     observed.ended_for, observed.detail = problem.name, problem.detail
     if problem.gently:
         family = {process.pid for process in family_of(child.pid)}
@@ -225,7 +223,6 @@ def _pass_on_interrupt(
 
 
 def _what_is_kept(attempt: Attempt) -> str:
-    """Return a clause on the kept checkpoint."""
     job = attempt.job
     if not job.kind.keeps_checkpoints:
         return ""
@@ -303,13 +300,11 @@ def watch_process(
 
 # %% ../../nbs/60_launch/10_supervisor.ipynb #274b7575
 def _left_s(job: Job) -> float:
-    """Return the seconds left, infinity without a limit."""
     left = job.request.left_s()
     return math.inf if left is None else left
 
 
 def _hang_floor_s(job: Job) -> float:
-    """Return launch.hang_floor_s, at most a tenth of the time left."""
     return min(job.config.launch.hang_floor_s, max(20.0, 0.1 * _left_s(job)))
 
 
@@ -323,7 +318,6 @@ def _first_end(job: Job) -> float | None:
 
 
 def _without_time_to_retry(result: AttemptResult, job: Job, end: float | None, start_s: float) -> AttemptResult:
-    """Return `result` without a retry if time is short."""
     if not result.retry or end is None or end - time.monotonic() > 2 * start_s:
         return result
     kept = job.kind.keeps_checkpoints and find_checkpoint(job.run_dir / "checkpoints")[0]
@@ -336,7 +330,6 @@ def _without_time_to_retry(result: AttemptResult, job: Job, end: float | None, s
 
 # %% ../../nbs/60_launch/10_supervisor.ipynb #a4a210e5
 def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
-    """Return the hang detector of `attempt`."""
     job, c = attempt.job, attempt.job.config.launch
     floor_s = _hang_floor_s(job)
     limits = HangLimits(
@@ -368,7 +361,6 @@ def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
 # %% ../../nbs/60_launch/10_supervisor.ipynb #e28160b7
 @contextlib.contextmanager
 def _relayed(attempt: Attempt, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Mask secrets in the logs of `attempt`; yield a replacement of `tick`."""
     first = attempt.processes.per_node * (attempt.job.config.distributed.node_rank or 0)
     names = [f"rank-{first + number}.log" for number in range(attempt.processes.per_node)]
     names += ["launcher.log"] if attempt.launcher else []
@@ -397,8 +389,7 @@ def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[in
     """Start a job's processes, and wait for their end.
 
     `tick` is called about ten times per second; a handler appends signals of the user to `interrupted`. Raise
-    RequestError if a
-    rank refused the request before training.
+    RequestError if a rank refused the request before training.
     """
     job, began, kills = attempt.job, time.monotonic(), memory_kills()
     try:

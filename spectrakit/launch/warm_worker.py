@@ -95,7 +95,6 @@ def _holds_module(entry: os.DirEntry) -> bool:
 
 # %% ../../nbs/60_launch/07_warm_worker.ipynb #b6c9ad30
 def _read_line(descriptor: int) -> bytes:
-    """Return a line without reading further, or b'' at the end."""
     text = b""
     while not text.endswith(b"\n"):
         if not (part := os.read(descriptor, 65536)):
@@ -105,7 +104,6 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def _stale(job: dict, files: dict[str, int]) -> str | None:
-    """Return a file that changed since the imports, or None."""
     changed, before = next((file for file, at in written_at(files).items() if at != files[file]), None), os.getcwd()
     try:
         _enter(job["cwd"])  # for relative folders on the path
@@ -120,7 +118,6 @@ def _enter(folder: str) -> None:
 
 # %% ../../nbs/60_launch/07_warm_worker.ipynb #e9a226b1
 def _move_in(job: dict, printed: IO[bytes]) -> None:
-    """Set session, variables and log as in a cold start."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -168,8 +165,7 @@ def serve(parent: int) -> int:
     """Run the waiting process, which dies with `parent`; return the exit status.
 
     Jobs are lines on descriptor 0. Answers on descriptor 1 are `go` and the child's number, or a reason against it;
-    then `exit` and its
-    status. Output of the imports goes to each job's log.
+    then `exit` and its status. Output of the imports goes to each job's log.
     """
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -229,7 +225,6 @@ _SPARES: list[Spare] = []  # at most one per thread
 
 
 def _own_spares() -> list[Spare]:
-    """Return the waiting processes of this thread."""
     return [spare for spare in _SPARES if spare.thread == threading.get_ident()]
 
 
@@ -301,7 +296,6 @@ ANSWER_S, IMPORTS_S = 2.0, 15.0  # limits for an answer, and for the age of one 
 
 
 def _is_readable(spare: Spare, limit_s: float) -> bool:
-    """Return whether it answers or ends within `limit_s`."""
     with selectors.DefaultSelector() as selector:
         assert spare.process.stdout
         selector.register(spare.process.stdout, selectors.EVENT_READ)
@@ -309,7 +303,6 @@ def _is_readable(spare: Spare, limit_s: float) -> bool:
 
 
 def _answer(spare: Spare, limit_s: float) -> str:
-    """Return its next line, or '' after `limit_s`."""
     assert spare.process.stdout
     text, end = b"", time.monotonic() + limit_s
     while not text.endswith(b"\n"):
@@ -363,7 +356,6 @@ def take_spare(environ: dict[str, str], folder: Path, log: Path) -> tuple[Served
 def _hand_over(
     spare: Spare, environ: dict[str, str], folder: Path, log: Path
 ) -> tuple[ServedProcess | None, str | None]:
-    """Send the job; return its child, or None and the reason."""
     late = {name: environ[name] for name in LATE if name in environ}
     path = [entry for entry in sys.path if isinstance(entry, str)]
     job = {"folder": str(folder.absolute()), "log": str(log.absolute()), "environ": late, "path": path}

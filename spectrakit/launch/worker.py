@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from ..distributed.context import BROKEN, RunContext
+from ..distributed.context import BROKEN, RunContext, create_run_context
 from spectrakit.distributed.hang_detector import (
     FAILED,
     HURRY,
@@ -76,7 +76,6 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 # %% ../../nbs/60_launch/06_worker.ipynb #d33ca06a
 def _work_of(job: Job, task: Any, context: RunContext, stop_requested: Callable[[], int], inline: bool) -> Work:
-    """Return the arguments of the job's body."""
     budget = make_budget(job.config, job.request.limit, job.request.ends)
     budget.predictions = bool(job.extra.get("predicts"))
     if "launched_at" in job.extra:
@@ -111,7 +110,6 @@ def _threads(job: Job) -> Threads:
 
 # %% ../../nbs/60_launch/06_worker.ipynb #f0a855ee
 def _from_notebook() -> dict[str, str]:
-    """Return the reasons that name modules and settings taken from the notebook."""
     names, settings = carried(), [f"{name}={value}" for name, value in applied_settings().items()]
     modules = {"notebook": f"as in the notebook, not as in their files: {', '.join(names)}"} if names else {}
     return {**modules, **({"torch": f"as in the notebook: {', '.join(settings)}"} if settings else {})}
@@ -123,33 +121,26 @@ def do_job(
     task: Any,
     stop_requested: Callable[[], int],
     heartbeat: Heartbeat | None = None,
-    on_folder: Callable[[Path], None] | None = None,
+    on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> tuple[str, str]:
-    """Run a job in this process; return (status, reason).
+    """Run a job in this process; return (status, reason), or raise RequestError for an invalid request.
 
     Args:
         job: the job
         task: the task object
         stop_requested: returns flags such as STOP once per step, 0 for none
         heartbeat: this rank's entry in the supervisor's shared page (default: None in the user's process)
-        on_folder: called with the folder of rank 0's run (default: None)
-
-    Raises:
-        RequestError: the request is invalid
+        on_folder: called with the folder of rank 0's run (default: ignored)
     """
     import torch
-
-    from spectrakit.distributed.context import create_run_context
 
     context = create_run_context(job.config, job.platform, heartbeat, stop_requested)
     context = replace(context, makes_here=makes_on(context.device))
     if heartbeat is not None and context.device.type == "cpu":
         keep_freed_memory(os.environ)
-    # only rank 0 writes there
     run_dir, kind = context.broadcast((str(job.run_dir), job.kind.name))
     job = replace(job, run_dir=Path(run_dir), kind=kind_named(kind))
-    if on_folder:
-        on_folder(job.run_dir)
+    on_folder(job.run_dir)
     threads_before, threads = torch.get_num_threads(), _threads(job)
     context.reasons.update({"threads": threads.reason, **_from_notebook()})
     if threads_before != threads.count:
@@ -165,7 +156,6 @@ def do_job(
 
 # %% ../../nbs/60_launch/06_worker.ipynb #23a2fc03
 def _report_end(folder: Path, status: str, reason: str, heartbeat: Heartbeat) -> int:
-    """Record the end of the job; return the exit status."""
     if reason.startswith(BROKEN):
         return 1
     if heartbeat.rank == 0:
@@ -175,7 +165,6 @@ def _report_end(folder: Path, status: str, reason: str, heartbeat: Heartbeat) ->
 
 
 def _report_error(file: Path, heartbeat: Heartbeat) -> int:
-    """Record the current exception; return the exit status."""
     text = traceback_text()
     _write_or_log(file, text)
     raise_flag(heartbeat, FAILED)
@@ -191,7 +180,6 @@ def _write_or_log(file: Path, text: str) -> None:
 
 # %% ../../nbs/60_launch/06_worker.ipynb #d1099704
 def _handle_signals() -> list[int]:
-    """Ignore Ctrl-C, and return a list that receives SIGTERM."""
     terminated: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGCHLD"):
@@ -200,8 +188,12 @@ def _handle_signals() -> list[int]:
     return terminated
 
 
+def _check_world_size(planned: int, started: int) -> None:
+    if started != planned:
+        raise RuntimeError(f"expected {planned} processes, but the launcher started {started}")
+
+
 def _check_fork(accelerator: str) -> None:
-    """Raise RequestError if CUDA was used before the fork of this process."""
     import torch
 
     if accelerator == "cpu" or not getattr(torch.cuda, "_is_in_bad_fork", lambda: False)():
@@ -256,7 +248,6 @@ def collector_off() -> Iterator[None]:
 
 # %% ../../nbs/60_launch/06_worker.ipynb #b4d34d56
 def _close_files() -> None:
-    """Close the task's open files, which may have buffered lines."""
     opened = [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]  # without calling proxies
     for kind in (io.TextIOBase, io.IOBase):  # text first: it writes to the layer below
         for file in opened:
@@ -282,9 +273,8 @@ def leave(status: int) -> NoReturn:
 def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -> int:
     """Run one training process; return its exit status: 0, 1 for a failure, 2 for a refused request.
 
-    `folder` is the job's. `task` is the object in a fork (default: read from the job). This process dies with process
-    `parent`
-    (default: from the job).
+    `folder` is that of the job, `task` the object in a fork, `parent` the process with which it dies (default: from
+    the job).
     """
     folder, place = Path(folder), rank_of(os.environ)
     extra, rank = (file := read_job_file(folder))["extra"], place.rank if place else 0
@@ -297,9 +287,7 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
             import torch
 
             torch.set_num_threads(1)
-        planned, started = extra["world_size"], place.world_size if place else 1
-        if started != planned:
-            raise RuntimeError(f"expected {planned} processes, but the launcher started {started}")
+        _check_world_size(extra["world_size"], place.world_size if place else 1)
         if task is not None:
             _check_fork(file["request"]["config"]["trainer"]["accelerator"])
         with collector_off():
@@ -326,7 +314,6 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
 
 # %% ../../nbs/60_launch/06_worker.ipynb #6418df39
 def _by_notebook_launcher(folder: str, extra: dict, task: Any) -> None:
-    """Fork ranks from this process."""
     from accelerate import notebook_launcher
     from accelerate.state import AcceleratorState, GradientState
 
@@ -358,7 +345,6 @@ def _as_rank(folder: str, task: Any) -> None:
 
 # %% ../../nbs/60_launch/06_worker.ipynb #23a2fc05
 def _by_torchrun(folder: str, extra: dict, task: Any) -> None:
-    """Start ranks by torch's elastic agent, on this machine or on several."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from spectrakit.distributed.rendezvous import meet_on_one_machine

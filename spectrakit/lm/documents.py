@@ -255,7 +255,6 @@ _NO_TEXTS = (
 
 
 def _check_whole(corpus: FileCorpus) -> FileCorpus:
-    """Raise RequestError if a file is empty or cannot be opened."""
     for shard, path in enumerate(corpus.paths):
         try:
             if path.stat().st_size == 0:
@@ -275,8 +274,8 @@ def _check_whole(corpus: FileCorpus) -> FileCorpus:
 
 # %% ../../nbs/92_lm/01_documents.ipynb #c835823a
 def open_files(path: Path, max_files: int | None = None) -> FileCorpus:
-    """Return the corpus of a file, or of at most `max_files` files in a folder; raise RequestError if none or
-    several formats fit.
+    """Return the corpus of a file, or of at most `max_files` files in a folder; raise RequestError if none or several
+    formats fit.
     """
     if path.is_file():
         if (kind := format_of(path)) is None:
@@ -454,7 +453,6 @@ class PartCorpus:
 
 # %% ../../nbs/92_lm/01_documents.ipynb #d9957cfb
 def _places(corpus: FileCorpus, shard: int) -> Iterator[int]:
-    """Yield the position behind each row, including bad rows."""
     if corpus.format not in (_LINES, _TEXT):  # positions are row numbers
         yield from range(1, (corpus.size(shard) or 0) + 1)
         return
@@ -475,7 +473,6 @@ def _count(corpus: FileCorpus) -> int:
 
 
 def _spans(corpus: FileCorpus, first: int, last: int | None) -> tuple[list[Span], int]:
-    """Return the ranges with these rows, and the number of rows counted."""
     spans, seen = list[Span](), 0
     for shard in range(len(corpus.paths)):
         place, begin, row = 0, 0, None
@@ -547,7 +544,6 @@ def _cut_files(corpus: FileCorpus, place: Path, words: str) -> Corpus:
 
 
 def _inside(place: Place, name: str) -> Place:
-    """Return the folder or file `name` of local data."""
     assert place.path is not None, "it is on the disk"
     below = sorted(place.path.rglob("*")) if place.path.is_dir() else []
     names = {path: path.relative_to(place.path).as_posix() for path in below if not path.name.startswith(".")}
@@ -611,7 +607,6 @@ def _is_saved(path: Path) -> bool:
 
 
 def _saved_splits(path: Path) -> dict[str, Path]:
-    """Return the folders of the splits that `save_to_disk` wrote."""
     splits = path / "dataset_dict.json"
     if splits.is_file():
         return {name: path / name for name in json.loads(splits.read_text(encoding="utf-8"))["splits"]}
@@ -682,8 +677,8 @@ def _open_local(place: Place, wanted: Wanted, max_files: int | None) -> Corpus:
 
 
 def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None = None) -> Corpus:
-    """Return the corpus at `place`, limited to the part `wanted` and to `max_files` files; raise RequestError if
-    it cannot be read.
+    """Return the corpus at `place`, limited to the part `wanted` and to `max_files` files; raise RequestError if it
+    cannot be read.
     """
     if place.path is not None and wanted.streaming is not True:
         return _open_local(place, wanted, max_files)

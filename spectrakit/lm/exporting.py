@@ -50,7 +50,6 @@ def _name_of(run: Run, task: Any) -> str:
 
 
 def _trained(run: Run, task: Any, base: str | None) -> Any:
-    """Return the run's model in eval mode, built from the model at `base`."""
     if base is None:
         return run.load_model(task).eval()
     config = replace(run.config, task={**run.config.task, "model": base})
@@ -80,7 +79,6 @@ def _without_effect(config: Any) -> list[str]:
 
 
 def _is_consistent(config: Any) -> bool:
-    """Return whether transformers can save a generation config."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # only the result counts
@@ -166,7 +164,6 @@ def check_same(trained: Answer, exported: Answer) -> None:
 
 # %% ../../nbs/92_lm/07_exporting.ipynb #6dc65419
 def _cannot_write() -> tuple[type[Exception], ...]:
-    """Return the errors of a full disk."""
     from safetensors import SafetensorError
 
     return OSError, SafetensorError
@@ -179,7 +176,6 @@ _WRITTEN = (  # files of transformers and peft
 
 
 def _is_free(folder: Path) -> bool:
-    """Return whether `folder` is missing, empty, or only an earlier export."""
     if not folder.is_dir():
         return not folder.exists() and not folder.is_symlink()
     names = {path.name for path in folder.iterdir()}
@@ -188,7 +184,6 @@ def _is_free(folder: Path) -> bool:
 
 
 def _check_not_begun_with(name: str, folder: Path) -> None:
-    """Raise RequestError if `folder` is the base model."""
     begun = locate(name, "model").path
     if begun is not None and folder.resolve() == begun.resolve():
         raise RequestError(f"{str(folder)!r} is the base model of the run. Name another folder.")
@@ -206,7 +201,6 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 def _probe(model: Any, tokenizer: Any) -> Any:
-    """Return token ids, Tensor [1, length], to compare models."""
     import torch
 
     most = getattr(model.config, "max_position_embeddings", None)
@@ -231,7 +225,6 @@ def _in_dtype(model: Any, name: str, dtype: str | None) -> Any:
 
 
 def _loaded(folder: Path, name: str, adapters: bool, dtype: str) -> Any:
-    """Return the exported model; adapters are loaded onto the model `name` in `dtype`."""
     from transformers import AutoModelForCausalLM
 
     if not adapters:
@@ -272,7 +265,6 @@ class _Export:
 # %% ../../nbs/92_lm/07_exporting.ipynb #27904c36
 @contextlib.contextmanager
 def _made_whole(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `out` at the end."""
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,6 @@ _USUAL = ("text", "content", "document", "body", "article", "story", "completion
 
 
 def _lengths(rows: Sequence[dict[str, Any]], everywhere: bool = True) -> dict[str, int]:
-    """Return the total length of each field that is text or null."""
     lengths: dict[str, int] = {}
     for name in dict.fromkeys(itertools.chain(*rows)):
         values = [row.get(name) for row in rows]

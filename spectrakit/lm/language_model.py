@@ -112,7 +112,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """Raise RequestError if an option is unknown or its value invalid."""
     for name in options:
         if name not in (*OPTIONS, "name"):
             raise RequestError(f"lm has no option task.{name}.{did_you_mean(name, list(OPTIONS))}")
@@ -146,7 +145,6 @@ def token_losses(logits: Any, labels: Any) -> Any:
 
 # %% ../../nbs/92_lm/06_language_model.ipynb #df0c2643
 def _rows_of_epoch(stream: TokenStream, config: Config) -> tuple[int | None, str]:
-    """Return the number of rows and its origin."""
     if config.data.samples_per_epoch is not None:
         return config.data.samples_per_epoch, "as data.samples_per_epoch says"
     rows, exact = count_rows(stream)
@@ -176,7 +174,6 @@ def _wanted(option: dict[str, Any], split: str) -> Wanted:
 
 
 def _source(option: dict[str, Any], name: str, split: str, config: Config) -> tuple[DocumentSource, str]:
-    """Return the documents of a data set, and how their text was found."""
     corpus = open_corpus(locate(name, "data set"), _wanted(option, split), config.limits.max_files)
     skips_bad = option["bad_rows"] == "skip"
     fields, why = find_text(corpus, option["text_field"], option["template"], skips_bad)
@@ -184,7 +181,6 @@ def _source(option: dict[str, Any], name: str, split: str, config: Config) -> tu
 
 
 def _held_out(option: dict[str, Any]) -> str:
-    """Return the origin of validation documents: none, auto, split, or a name."""
     if option["valid_split"] is not None:
         return "split"
     return "none" if option["valid"] in (None, False, "none") else str(option["valid"])
@@ -233,8 +229,8 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows
 
 
 def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]:
-    """Return the `prompt` texts, `input` and `attention_mask`, Tensors [prompts, length], and `write`, which
-    continues them.
+    """Return the `prompt` texts, `input` and `attention_mask`, Tensors [prompts, length], and `write`, which continues
+    them.
     """
     import torch
 

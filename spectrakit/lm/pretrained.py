@@ -21,7 +21,6 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #38877540
 def _refuse_adapters(place: Place) -> None:
-    """Raise RequestError if a folder has adapters without their model."""
     path = place.path
     if path is not None and (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
         raise RequestError(
@@ -31,8 +30,8 @@ def _refuse_adapters(place: Place) -> None:
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #843d354f
 def _knows_words(tokenizer: Any) -> bool:
-    """Return whether it has more than special tokens; transformers 5.0 makes an empty tokenizer for a folder
-    without one.
+    """Return whether it has more than special tokens; transformers 5.0 makes an empty tokenizer for a folder without
+    one.
     """
     return not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
 
@@ -81,7 +80,6 @@ def ends_of(model: Any, end: int) -> list[int]:
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #f1d9f039
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the tokens that a tokenizer puts before and behind each text."""
     known = (tokenizer.decode([token]) for token in range(min(len(tokenizer), 300)))
     for text in ("a", "1", *known):
         bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -175,7 +173,6 @@ _SWITCHES = ("kernel_config", "use_kernels", "custom_pipelines")  # entries that
 
 
 def _chosen_code(values: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield (entry, value) of each entry, at any depth, that selects foreign code."""
     entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for name, value in entries if depth < 20 else ():
         plain = str(name).strip("_").removesuffix("_internal")
@@ -354,7 +351,6 @@ def add_lora(model: Any, lora: Lora) -> Any:
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #e206a7b5
 def _weights_of(model: Any) -> list[Any]:
-    """Return the embedding and output layers that have weights, below adapters."""
     layers = model.get_input_embeddings(), model.get_output_embeddings()
     plain = [getattr(layer, "base_layer", layer) for layer in layers if layer is not None]
     return [layer for layer in plain if getattr(layer, "weight", None) is not None]

@@ -101,7 +101,6 @@ def _refuse(name: str, value: Any, wanted: str, hint: str = "") -> None:
 
 
 def _are_keywords(value: Any) -> bool:
-    """Return whether `value` is a dict of keywords with JSON values."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -141,7 +140,6 @@ _OWN_KEYS = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps", "
 
 
 def _word(key: str, value: Any) -> str:
-    """Return a setting in command-line form, with quoted text."""
     value = list(value) if isinstance(value, tuple) else value
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FRAMES', 'train_steps', 'begin', 'next_due', 'poll_requests', 'at_step_boundary', 'finish', 'save_traceback',
            'failure_reason', 'NullLog', 'refused', 'name_operations', 'begin_run', 'with_a_model', 'end_run',
-           'end_unprepared', 'with_room', 'train_loop', 'train_run']
+           'with_room', 'train_loop', 'train_run']
 
 # %% ../../nbs/50_train/16_loop.ipynb #e463e137
 import contextlib
@@ -272,16 +272,7 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
     return status, reason
 
 
-def end_unprepared(context: RunContext, log: EventLog, status: str, reason: str, alone: bool) -> None:
-    """Log the end of a run that failed before it was prepared.
-
-    Args:
-        context: this rank
-        log: event log
-        status: status of the end
-        reason: its reason
-        alone: only this rank failed, and the launcher writes the end
-    """
+def _end_unprepared(context: RunContext, log: EventLog, status: str, reason: str, alone: bool) -> None:
     if not alone:
         log.write("end", status=status, reason=reason, step=0, metrics={})
     context.heartbeat.beat("ending")
@@ -294,8 +285,7 @@ def with_room(function: Callable) -> Callable:
     """Return `function` with a frame of its own large chunk of CPython's frame stack.
 
     CPython keeps frames in chunks of 16 KB. If one is just full, each call maps and unmaps a new one, which takes up
-    to 200 µs per
-    step at some depths of the caller.
+    to 200 µs per step at some depths of the caller.
     """
     code = function.__code__
     function.__code__ = code.replace(co_stacksize=max(code.co_stacksize, FRAMES))
@@ -355,7 +345,7 @@ def _parts_into(log: EventLog, starts_s: float) -> Callable[[ContractResult], No
 def train_run(
     task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
 ) -> tuple[str, str]:
-    """Train in this process, write the run's folder, and return (status, reason).
+    """Train in this process, write the run's folder, and return (status, reason); raise RequestError if invalid.
 
     Args:
         task: the task
@@ -365,9 +355,6 @@ def train_run(
         restart_reason: reason for a restart by the launcher (default: None)
 
     Rank 0 writes. A failing rank leaves its traceback in logs/, and the launcher writes the end.
-
-    Raises:
-        RequestError: the request is invalid; the folder then has no file of this attempt
     """
     context = execution.context
     log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
@@ -392,5 +379,5 @@ def train_run(
             name_operations(s, uncertain)
             status, reason = end_run(s, status, reason, alone)
         else:
-            end_unprepared(context, log, status, reason, alone)
+            _end_unprepared(context, log, status, reason, alone)
         return status, BROKEN + reason if alone else reason

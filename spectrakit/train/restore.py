@@ -55,9 +55,7 @@ _NEEDED = {  # required entries of state.pt; the others may be None
 
 
 def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
-    """Return the weights, the shared state and this rank's state, from rank 0 if other machines do not see its
-    disk.
-    """
+    """Return the weights, the shared state and this rank's state, from rank 0 if other machines do not see its disk."""
     if all(s.context.gather((path / "manifest.json").is_file())):
         state, rank_state = load_state(path, s.context.rank)
         if missing := _NEEDED - set(state):
@@ -104,7 +102,6 @@ def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
 
 # %% ../../nbs/50_train/10_restore.ipynb #1a85236d
 def _may_change(s: TrainState, *keys: str) -> bool:
-    """Return whether `resume.allow` names one of `keys`, or a block of one."""
     return any(is_allowed(key, s.config.resume.allow) for key in keys)
 
 
@@ -224,8 +221,7 @@ def _find_base(s: TrainState, path: Path, weights: dict, notes: list[str]) -> fr
     """Return the names of the frozen weights that the checkpoint at `path` omits, because the task loads them.
 
     If a complete checkpoint has other frozen weights than the task loads, they are kept and saved from now on. Raise
-    RequestError on
-    all ranks if an incomplete one does not match the task's frozen weights.
+    RequestError on all ranks if an incomplete one does not match the task's frozen weights.
     """
     learner, problem, entry, other = s.learner, None, None, False
     if s.context.is_main:
@@ -267,7 +263,6 @@ def regrouped(state: dict, before: list[list], today: list[list], later: set[str
 
 
 def _with_later(s: TrainState, state: dict) -> dict:
-    """Return the checkpoint's `state` with the groups of today's optimizer."""
     model, before = s.context.unwrap(s.learner.model), state["optimizer_params"]
     today = names_in_groups(model, s.learner.optimizer, s.learner.held.trained if s.learner.held else ())
     if before is None or before == today or optimizer_groups(state["optimizer"]) is None:
@@ -277,7 +272,6 @@ def _with_later(s: TrainState, state: dict) -> dict:
 
 # %% ../../nbs/50_train/10_restore.ipynb #f0822a5d
 def _load_held(s: TrainState, path: Path, notes: list[str]) -> None:
-    """Restore the tensors that the task holds beside the model."""
     if (held := s.learner.held) is None:
         return
     kept = s.context.broadcast(load_task_tensors(path) if s.context.is_main else None)
@@ -321,7 +315,6 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
 
 # %% ../../nbs/50_train/10_restore.ipynb #82f8a8cf
 def _apply_allowed_changes(s: TrainState, today: list[dict], state: dict) -> None:
-    """Set the optimizer's hyperparameters that were allowed to change."""
     changed = [
         name
         for name, key in (
@@ -395,8 +388,7 @@ def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
     """Restore a prepared run from its newest complete checkpoint, and return messages on differences.
 
     `kinds` are the parts that may refuse the checkpoint (default: those of the run). Raise RequestError if there is no
-    checkpoint, or it
-    does not fit.
+    checkpoint, or it does not fit.
     """
     kinds = kinds or [type(part) for part in s.parts]
     fresh = s.progress.saved_step < 0

@@ -256,7 +256,6 @@ def _optimizer_of(task: Any, config: Config, model: Any, later: Sequence[str], h
 
 
 def _scheduler_of(task: Any, optimizer: Any, config: Config, steps: int) -> Any:
-    """Return the task's scheduler, checked, or None."""
     scheduler = task.scheduler(optimizer, config, steps) if provides(task, "scheduler") else None
     if scheduler is not None:
         check_scheduler(task, scheduler, optimizer, config, steps)
@@ -293,7 +292,6 @@ def make_learner(  # noqa: PLR0913  what a learner is made of; the last two have
 
 # %% ../../nbs/50_train/09_setup.ipynb #8bda2bd7
 def _first_batch(train: Any) -> Any:
-    """Return the first batch of the first epoch, without using random numbers."""
     generators = random_state()
     batch = next(iter(train.epoch(0))).data
     restore_random_state(generators)
@@ -301,7 +299,6 @@ def _first_batch(train: Any) -> Any:
 
 
 def _origins(scalers: list[Any], batch: Any) -> list[Any]:
-    """Return a value near the mean for each scaler, from the first sample."""
     import torch
 
     from spectrakit.data.standardize import part_for
@@ -441,7 +438,6 @@ class _Read(NamedTuple):
 def _read_data(
     task: Any, config: Config, context: RunContext, log: EventLog, training_only: bool, watch: Watch
 ) -> _Read:
-    """Return the task's data, checked, and the plan of their batches."""
     with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as notes:
         train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
         if training_only:
@@ -631,7 +627,6 @@ def prepare(
 
 # %% ../../nbs/50_train/09_setup.ipynb #c0acb910
 def _ignored(s: TrainState) -> list[str]:
-    """Return the set settings without effect for this task and data."""
     return ignored_settings(
         s.config,
         facts={
@@ -645,7 +640,6 @@ def _ignored(s: TrainState) -> list[str]:
 
 # %% ../../nbs/50_train/09_setup.ipynb #d1f00001
 def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
-    """Return the reason of each decision."""
     mode = {"mode": s.goal.reason} if s.goal.reason else {}
     if s.context.device.type == "cuda":
         fused = all(group.get("fused") for group in s.learner.optimizer.param_groups)
@@ -706,7 +700,6 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/50_train/09_setup.ipynb #94e45f16
 def _ownership_notes(s: TrainState) -> list[str]:
-    """Return messages on parameters that only the model or only the optimizer has."""
     names = {id(q): name for name, q in s.context.unwrap(s.learner.model).named_parameters()}
     held = s.learner.held
     names |= {id(q): name for name, q in held.trained} if held is not None else {}
@@ -734,7 +727,6 @@ def _ownership_notes(s: TrainState) -> list[str]:
 
 
 def _base_notes(s: TrainState) -> list[str]:
-    """Return a message on the weights that checkpoints omit."""
     if (base := s.learner.base) is None:
         return []
     size = f"{base.bytes / 2**30:.1f} GiB" if base.bytes >= 2**30 else f"{base.bytes / 2**20:.1f} MiB"
@@ -745,7 +737,6 @@ def _base_notes(s: TrainState) -> list[str]:
 
 # %% ../../nbs/50_train/09_setup.ipynb #2b949b39
 def _print_rank(context: RunContext) -> None:
-    """Print the process of this rank to logs/rank-N.log."""
     import torch
 
     print(

@@ -94,7 +94,7 @@ def test_the_mean_is_that_of_the_checkpoints_that_were_asked_for(train, words, s
     assert run.status == "completed", run.reason
     expected = sum(Path.options["path"][step - 1] for step in steps) / len(steps)
     assert average(run) == pytest.approx(expected, rel=1e-6), told(run)
-    assert f"steps {', '.join(map(str, steps))} has val_" in told(run) and "the mean is what" in told(run)
+    assert f"steps {', '.join(map(str, steps))} has val_" in told(run) and "predictions use the mean" in told(run)
     best = last_event(run.events, "eval")
     assert best["best"] and best["averaged"] == steps
 
@@ -102,7 +102,7 @@ def test_the_mean_is_that_of_the_checkpoints_that_were_asked_for(train, words, s
 def test_a_worse_mean_is_not_kept(train):
     run = train(Path(), *ONE_STEP, "trainer.max_epochs=4", "training.average=last:2")
     assert average(run) is None and read_pointer(run.folder / "checkpoints", "BEST") == "step-00000002"
-    assert "has val_loss 8.1225, the best single one 0.25; the single one" in told(run)
+    assert "has val_loss 8.1225, the best single one 0.25; predictions use the single one" in told(run)
     assert not last_event(run.events, "eval").get("averaged")
 
 

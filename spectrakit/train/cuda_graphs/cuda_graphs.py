@@ -132,13 +132,11 @@ def _copied(value: Any) -> Any:
 
 # %% ../../../nbs/50_train/14_cuda_graphs/00_cuda_graphs.ipynb #e0e77be5
 class Recording:
-    """Recorded window: fixed input tensors, learning rates on the device, and the replay.
+    """Recorded window of `parts` micro batches like `data`, with fixed inputs and learning rates on the device.
 
     Args:
         compute: trains on a list of micro batches, and returns (loss, logs, other tensors) of the window
         groups: parameter groups of the optimizer
-        data: a micro batch
-        parts: micro batches per window
         recorder: recorder of operations
     """
 

@@ -47,7 +47,6 @@ def _copy_of(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _optimizer_kept(s: TrainState) -> Iterator[None]:
-    """Restore optimizer and scaler at the end of this block."""
     optimizer, scaler = s.learner.optimizer, s.context.scaler
     state = {q: {key: _copy_of(value) for key, value in kept.items()} for q, kept in optimizer.state.items()}
     rates, scale = [group["lr"] for group in optimizer.param_groups], scaler.state_dict() if scaler else None
@@ -105,8 +104,8 @@ def _plain_attributes(model: Any) -> list[dict[str, Any]]:
 
 
 def changed_by_loss(s: TrainState, loss_of: Callable[[Any, Any], Any], data: Any) -> str:
-    """Return a description of a change by `loss_of` on a micro batch `data` besides gradients and buffers, such as
-    a counter; "" for none.
+    """Return a description of a change by `loss_of` on a micro batch `data` besides gradients and buffers, such as a
+    counter; "" for none.
     """
     model, task = s.context.unwrap(s.learner.model), s.task
     own = [value for value in vars(task).values() if inspect.isfunction(value)]
@@ -180,7 +179,6 @@ def _kept_on_device(optimizer: Any) -> bool:
 
 
 def _is_plain_loss(module: Any) -> bool:
-    """Return whether a module is a loss of torch, with constant weights."""
     return type(module).__module__ == "torch.nn.modules.loss"
 
 # %% ../../../nbs/50_train/14_cuda_graphs/01_step_capture.ipynb #a1c9cc20
@@ -260,7 +258,6 @@ class CudaGraphs(Part):
             self.passes_changed(self.captured.error)
 
     def passes_changed(self, why: str) -> None:
-        """Disable graphs, and log the reason `why`."""
         if self.captured is not None:
             self.captured, self.kept = None, False
             self.s.record.log.write("message", text=f"no CUDA graphs from here on: {why}")

@@ -70,7 +70,6 @@ def round_bytes(workers: Workers) -> int:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #f1a8c09b
 def _describe_rounds(s: TrainState, workers: Workers) -> str:
-    """Return a description of the rounds in one line."""
     d = s.config.diloco
     steps, together = max(0, s.schedule.total_steps - d.warmup_steps), workers.count > 1
     if not steps:
@@ -87,7 +86,6 @@ def _describe_rounds(s: TrainState, workers: Workers) -> str:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #4be761b7
 def _make_loops(s: TrainState) -> list[OuterLoop]:
-    """Return the outer loop of each fragment."""
     d, optimizer = s.config.diloco, s.learner.optimizer
     params = list({id(q): q for group in optimizer.param_groups for q in group["params"]}.values())
     loops = []
@@ -133,7 +131,6 @@ def make_workers(s: TrainState) -> Workers:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #5a4769d6
 def _mean(vector: Any, count: int, group: Any) -> Any:
-    """Average a vector over `count` processes of `group` in place, and return it."""
     if count > 1:
         import torch.distributed as dist
 
@@ -143,8 +140,8 @@ def _mean(vector: Any, count: int, group: Any) -> Any:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #82191a71
 def _mean_of_workers(s: TrainState, workers: Workers) -> list | None:
-    """Return the mean of the workers' current weights, a vector per fragment, or None if not finite; all of them
-    call it.
+    """Return the mean of the workers' current weights, a vector per fragment, or None if not finite; all of them call
+    it.
     """
     import torch
 
@@ -157,8 +154,7 @@ class Diloco(Part):
     """DiLoCo (Douillard et al., 2023): `distributed.strategy=diloco`.
 
     `workers` has the outer loops, `ledger` the progress of rounds, `uncounted` this worker's skipped updates outside
-    the ledger, on a
-    GPU as a tensor.
+    the ledger, on a GPU as a tensor.
     """
 
     s: TrainState
@@ -199,7 +195,6 @@ class Diloco(Part):
         return self.s.progress.step > max(self.ledger.round_began, self.s.config.diloco.warmup_steps)
 
     def _note(self) -> None:
-        """Update the window's flags for other parts."""
         w = self.s.window
         w.alone, w.apart = not self.warms_up, self.mid_round
         w.shown = not w.apart or self.workers.streams  # θ is evaluated
@@ -228,7 +223,6 @@ class Diloco(Part):
         self._note()
 
     def next_due(self) -> float:
-        """Return the step of the next exchange."""
         return next_exchange(self)
 
     def at_boundary(self, b: Boundary) -> None:
@@ -291,7 +285,6 @@ class Diloco(Part):
         return {**shared_state(self.workers), "ledger": asdict(self.ledger)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the shared state; each worker's own follows."""
         self.kept = state
         if state:
             self.ledger = Ledger(**state["ledger"])
@@ -352,7 +345,6 @@ class Diloco(Part):
         notes.append(f"diloco: the run had {before}, and has {now} now, all with the optimizer of rank 0")
 
     def at_end(self, ending: Ending) -> None:
-        """Log the end within a round."""
         if self.mid_round:
             source = "the mean of the workers" if self.workers.count > 1 else "this worker's"
             text = f"the model is {source}; a resumed run continues the round"
@@ -395,7 +387,6 @@ def weight_in_mean(d: "Diloco", number: int) -> float | None:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #de251828
 def _mean_of_rounds(workers: Workers, number: int, vector: Any, weight: float = 1.0) -> Any:
-    """Return the mean of a fragment's pseudo-gradient over all workers, compressed in transit."""
     if weight != 1:
         vector = vector.mul_(weight) if weight else vector.zero_()
     if not workers.compressions or workers.count == 1:
@@ -413,7 +404,6 @@ def _waited(workers: Workers, exchange: Callable, *args: Any) -> Any:
 
 
 def _largest(context: RunContext, vector: Any) -> Any:
-    """Reduce a vector to its maximum over all processes in place."""
     if context.world_size > 1:
         import torch.distributed as dist
 
@@ -437,7 +427,6 @@ def _write_round(d: "Diloco", sent: int, values: dict[str, Any]) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #f183d42d
 def _merge_buffers(d: "Diloco", weight: float | None) -> None:
-    """Average the buffers of all workers, with `weight` from `weight_in_mean`."""
     s, workers = d.s, d.workers
 
     def mean(vector: Any) -> Any:
@@ -475,9 +464,7 @@ def _end_round(d: "Diloco") -> bool:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #c9f15285
 def _send(d: "Diloco", number: int, overlap: int) -> float | None:
-    """Send a fragment, to arrive `overlap` steps later, unless no worker changed it; return its weight in the
-    mean.
-    """
+    """Send a fragment, to arrive `overlap` steps later, unless no worker changed it; return its weight in the mean."""
     workers = d.workers
     weight = weight_in_mean(d, number)
     if weight is None:

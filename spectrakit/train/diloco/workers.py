@@ -35,8 +35,7 @@ class Flight:
 @dataclass
 class Workers:
     """Outer loop of DiLoCo: `loops` has θ and outer optimizer of each fragment (one for the whole model), `count` is
-    the number of workers,
-    `places` are this worker's buffers.
+    the number of workers, `places` are this worker's buffers.
     """
 
     loops: list[OuterLoop]

@@ -82,7 +82,6 @@ class Evaluation(Part):
         return min(steps)
 
     def at_boundary(self, b: Boundary) -> None:
-        """Evaluate if due and time allows."""
         s = self.s
         if b.flags & HURRY:
             hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
@@ -141,11 +140,9 @@ class Saving(Part):
         return (self.s.progress.step // every + 1) * every if every else float("inf")
 
     def ask(self, now: float) -> int:
-        """Request a checkpoint by the clock."""
         return SAVE if save_due_by_clock(self.s, now) else 0
 
     def at_boundary(self, b: Boundary) -> None:
-        """Save if due, improved or requested."""
         s = self.s
         due = save_due(s, epoch_end=s.progress.window == 0) or b.last
         asked = due or bool(b.flags & (SAVE | SAVE_NOW))

@@ -61,8 +61,7 @@ class Ema(Part):
     """Moving averages of the weights.
 
     `averages` has the order of `tensors_now`, `buffers` are the averaged buffers, `thawed` parameters unfrozen later,
-    by name, `step` the
-    last update.
+    by name, `step` the last update.
     """
 
     s: TrainState
@@ -86,8 +85,8 @@ class Ema(Part):
         return self.s.context.unwrap(self.s.learner.model)
 
     def tensors_now(self) -> list[Any]:
-        """Return the averaged tensors. The average of a buffer with a new shape or type restarts; that of a
-        deleted one is removed.
+        """Return the averaged tensors. The average of a buffer with a new shape or type restarts; that of a deleted
+        one is removed.
         """
         params = self.s.learner.params
         if self.averages and self.buffers:
@@ -101,7 +100,6 @@ class Ema(Part):
         return [*params, *(place.tensor for place in self.buffers), *self.thawed.values()]
 
     def at_epoch(self) -> bool:
-        """Add parameters that were unfrozen."""
         averaged = {id(q) for q in self.tensors_now()}
         named = self._module().named_parameters()
         thawed = {name: q for name, q in named if q.requires_grad and id(q) not in averaged}
@@ -114,7 +112,6 @@ class Ema(Part):
         self.step = self.s.progress.step
 
     def after_step(self) -> None:
-        """Move the averages unless ranks have different weights."""
         if not self.s.window.apart:
             self._move(ema_stays(self.decay, self.s.progress.step), self.s.window.left_out)
 
@@ -124,7 +121,6 @@ class Ema(Part):
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Swap the averages into the model."""
         self._swap(tensors := self.tensors_now())
         try:
             yield

@@ -80,7 +80,6 @@ class Exchange(Part):
         return overlaps_from_now(self.s)
 
     def before_passes(self, batch: Any) -> None:
-        """Exchange gradients once per step."""
         if self.sync is not None:
             self.sync(batch.last)
 

@@ -35,8 +35,8 @@ def log_due_by_clock(s: TrainState, now: float) -> bool:
 
 
 def next_log_step(every: int, step: int, step_s: float, min_s: float) -> int:
-    """Return the log point after `step`: the first multiple of `every` that is at least `min_s` later, at `step_s`
-    per step.
+    """Return the log point after `step`: the first multiple of `every` that is at least `min_s` later, at `step_s` per
+    step.
     """
     steps = math.ceil(min_s / step_s) if step_s > 0 else 1
     return -(-(step + max(1, steps)) // every) * every
@@ -134,8 +134,8 @@ def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], repor
 
 # %% ../../../nbs/50_train/13_parts/10_logging.ipynb #6b1d0c73
 class Logging(Part):
-    """Log points. `pending` is the one in exchange, `look` the last query of the GPU, `budget_at` the monotonic
-    time of the last budget event.
+    """Log points. `pending` is the one in exchange, `look` the last query of the GPU, `budget_at` the monotonic time
+    of the last budget event.
     """
 
     s: TrainState
@@ -162,8 +162,8 @@ class Logging(Part):
         return LOG if self.s.context.together and log_due_by_clock(self.s, now) else 0
 
     def _load(self, seconds: float) -> tuple[float, float]:
-        """Return this rank's memory in GiB (GPU peak, or resident on a CPU), and its load (0 to 1) over `seconds`;
-        -1 if unknown.
+        """Return this rank's memory in GiB (GPU peak, or resident on a CPU), and its load (0 to 1) over `seconds`; -1
+        if unknown.
         """
         s = self.s
         if s.context.device.type == "cuda":
@@ -256,7 +256,6 @@ class Logging(Part):
         b.flags, s.requests.agreed = b.flags | s.requests.agreed, 0
 
     def _reads_at_once(self) -> bool:
-        """Return whether this step's log point is read here, equally on all ranks."""
         s, epoch_end = self.s, self.s.progress.window == 0
         return epoch_end or evaluation_due(s) or save_due(s, epoch_end)
 

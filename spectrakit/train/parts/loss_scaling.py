@@ -20,8 +20,7 @@ class LossScaling(Part):
     """Gradient scaler of fp16.
 
     `overflows` counts skipped updates, `fresh` those not yet added (a tensor on a GPU), `unreported` those since the
-    last log point, and
-    `idle` consecutive ones at log points.
+    last log point, and `idle` consecutive ones at log points.
     """
 
     s: TrainState

@@ -54,7 +54,6 @@ class _Origins:
 
 # %% ../../../nbs/50_train/13_parts/00_mixup.ipynb #5ef0c1a1
 def _refusal(what: str, fix: str) -> RequestError:
-    """Return the error for batches that cannot be mixed."""
     return RequestError(f"training.mixup mixes samples, and {what}. {fix}, or remove training.mixup.")
 
 # %% ../../../nbs/50_train/13_parts/00_mixup.ipynb #4ae302b2
@@ -82,7 +81,6 @@ _LENGTHS = ("length", "lengths", "len", "lens", "index", "indices", "idx", "atte
 
 
 def _named(data: Any, name: str = "", where: str = "batch") -> Iterator[tuple[str, str, Any]]:
-    """Yield (last name, path, leaf) of each leaf in a batch."""
     parts = parts_of(data)
     if parts is None:
         yield name, where, data
@@ -151,7 +149,6 @@ def roles_of(task: Any, batch: Any) -> Roles:
 
 # %% ../../../nbs/50_train/13_parts/00_mixup.ipynb #1022150c
 def _like(batch: Any, leaves: list[Any]) -> Any:
-    """Return a batch in the form of `batch` with these leaves."""
     rest = iter(leaves)
     return map_batch(lambda _: next(rest), batch)
 
@@ -177,7 +174,6 @@ def mixed(batch: Any, other: Any, share: float, roles: Roles) -> tuple[Any, Any]
 
 # %% ../../../nbs/50_train/13_parts/00_mixup.ipynb #c4e8c2c3
 def _sum_of(first: Loss, second: Loss, share: float) -> Loss:
-    """Return the mixture of two losses."""
     value = share * first.value + (1.0 - share) * second.value
     if first.weight is None or second.weight is None:
         return Loss(value, None, first.outputs, first.logs)

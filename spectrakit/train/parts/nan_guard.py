@@ -27,9 +27,8 @@ class NanGuard(Part):
     """Reaction to a loss that is not finite: `training.nan_policy`.
 
     `bad_input` describes the cause in this rank's batch, `rollbacks` counts them, `idle` counts consecutive skipped
-    updates at log points,
-    `finite` names buffers that were finite at the start, `first` copies buffers outside checkpoints for a rollback,
-    `one` is a 1 on the device.
+    updates at log points, `finite` names buffers that were finite at the start, `first` copies buffers outside
+    checkpoints for a rollback, `one` is a 1 on the device.
     """
 
     s: TrainState
@@ -57,7 +56,6 @@ class NanGuard(Part):
             self.first = BuffersCopy(model, saved=False)
 
     def at_epoch(self) -> bool:
-        """With skip, keep changes of buffers by `on_epoch`."""
         if self.policy == "skip" and self.s.window.buffers is not None:
             self.s.window.buffers.renew()
         return False
@@ -185,7 +183,6 @@ def fail_not_finite(g: "NanGuard", value: float, where: str | None = None) -> En
 
 # %% ../../../nbs/50_train/13_parts/06_nan_guard.ipynb #23a2fc03
 def _is_finite(tensor: Any) -> bool:
-    """Return whether a buffer is finite floating-point data."""
     import torch
 
     numbers = tensor.is_floating_point() or tensor.is_complex()
@@ -220,7 +217,6 @@ def _step_where_good(optimizer: Any, bad: Any) -> None:
 
 # %% ../../../nbs/50_train/13_parts/06_nan_guard.ipynb #a630d12c
 def _begin_again(s: TrainState) -> None:
-    """Continue on all ranks at `progress.step`, without later requests and counts."""
     s.context.barrier()
     if s.context.heartbeat.rank == 0:
         clear_agreement(s.context.heartbeat.page)

@@ -47,8 +47,7 @@ class OutOfMemory(Part):
     """Repetition of a step whose passes ran out of device memory: `training.oom_recovery`.
 
     `fits` is the micro batch that fitted, by device; `tries` counts started steps with repetitions, equally on all
-    ranks; `asks` says
-    whether ranks agree before gradients are exchanged.
+    ranks; `asks` says whether ranks agree before gradients are exchanged.
     """
 
     s: TrainState
@@ -71,7 +70,6 @@ class OutOfMemory(Part):
         return s.context.world_size == 1
 
     def at_log_point(self, logged: Logged) -> None:
-        """Warn if the GPU is nearly full."""
         now = time.monotonic()
         if self.s.context.device.type == "cuda" and now - self.looked_at >= _LOOK_S:
             self.looked_at = now
@@ -185,7 +183,6 @@ _NAME, _MOST_BYTES = ".micro_batches.json", 2**20
 
 
 def _what_runs(s: TrainState) -> str:
-    """Return a description of task, model size, precision and device."""
     options = json.dumps({key: str(value) for key, value in sorted(s.config.task.items())})
     size = sum(q.numel() for q in s.learner.params)
     checkpointing = ", gradient checkpointing" * bool(s.config.training.gradient_checkpointing)
@@ -194,7 +191,6 @@ def _what_runs(s: TrainState) -> str:
 
 
 def _sizes_in(file: Path) -> dict[str, int]:
-    """Return the micro batch sizes in `file`, empty if unreadable."""
     with suppress(OSError, ValueError, RecursionError):
         if file.is_file() and file.stat().st_size <= _MOST_BYTES:
             content = json.loads(file.read_text())
@@ -213,7 +209,6 @@ def remember(s: TrainState) -> None:
 
 # %% ../../../nbs/50_train/13_parts/02_out_of_memory.ipynb #2b273f9f
 def _has_single_samples(plan: BatchPlan) -> bool:
-    """Return whether a pass gets a single sample."""
     last = (train_cuts(plan, rank, plan.steps_per_epoch - 1) for rank in range(plan.world_size))
     return plan.micro_batch_size == 1 or any(cut.stop - cut.start == 1 for cuts in last for cut in cuts)
 
@@ -306,7 +301,6 @@ def try_passes(s: TrainState, plan: BatchPlan, most_bytes: float) -> bool:
 
 
 def _one_pass(s: TrainState) -> None:
-    """Run forward and backward passes of the next micro batch without exchange."""
     model, exchange = s.learner.model, s.context.gradient_sync(s.learner.model)
     if exchange is not None:
         exchange(False)
@@ -375,7 +369,6 @@ def _recomputes_now(m: "OutOfMemory") -> bool:
 
 
 def _record_shortage(s: TrainState, lost: RanOut, ranks: list[int], how: str) -> None:
-    """Log the shortage and its remedy, as an event and as a message."""
     p, plan, several = s.progress, s.data.plan, s.context.world_size > 1
     who = f"rank {', '.join(map(str, ranks))} ran" if several else "the memory ran"
     reason = (

@@ -116,7 +116,6 @@ _DARK, _DPI = ".dark.png", 110  # suffix of a file for dark pages; pixels per in
 
 @contextlib.contextmanager
 def _on_dark(figure: Any) -> Iterator[None]:
-    """Make the figure transparent with light ink in this block."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.text import Text
@@ -150,7 +149,6 @@ def as_pngs(picture: Any) -> tuple[bytes, bytes]:
 
 # %% ../../../nbs/50_train/13_parts/08_pictures.ipynb #e61412c0
 def _drawn(s: TrainState, limit_s: float) -> dict[str, bytes]:
-    """Return the task's pictures as PNG by file name; raise TimeoutError after `limit_s`."""
     predictions, files = few_predictions(s), {}
     with at_most(limit_s):
         pictures = s.task.pictures(predictions)
@@ -165,7 +163,6 @@ def _drawn(s: TrainState, limit_s: float) -> dict[str, bytes]:
 
 # %% ../../../nbs/50_train/13_parts/08_pictures.ipynb #c69aff4c
 def _import_once() -> None:
-    """Import matplotlib, so that its import does not count as drawing time."""
     with contextlib.suppress(ImportError):
         importlib.import_module("matplotlib.figure")
         importlib.import_module("matplotlib.backends.backend_agg")

@@ -30,7 +30,6 @@ class Tracking(Part):
         return any(name != "csv" for name in s.config.tracking.names)
 
     def after_start(self) -> None:
-        """Open the trackers, at the resumed step."""
         s = self.s
         self.trackers = start_trackers(
             s.config,

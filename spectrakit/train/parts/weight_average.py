@@ -158,9 +158,7 @@ def _tensors(weights: dict) -> dict:
 
 # %% ../../../nbs/50_train/13_parts/07_weight_average.ipynb #2f1b0b6e
 class WeightAverage(Part):
-    """Mean of several checkpoints' weights, tried at the end: `training.average`. `noted` holds their [step,
-    value].
-    """
+    """Mean of several checkpoints' weights, tried at the end: `training.average`. `noted` holds their [step, value]."""
 
     s: TrainState
     name = "weight_average"
@@ -184,7 +182,6 @@ class WeightAverage(Part):
         return wanted
 
     def after_save(self) -> None:
-        """Discard a step that was not saved."""
         if self.s.progress.saved_step != self.s.progress.step:
             self.noted = self.before
 
@@ -225,5 +222,4 @@ class WeightAverage(Part):
         self.noted = list(state.get("noted", []))
 
     def goal_changed(self) -> None:
-        """Discard values of another metric."""
         self.noted = []
