@@ -271,7 +271,6 @@ def _unexplained(e: Evidence) -> AttemptResult:
 
 
 def _last_line(e: Evidence) -> str:
-    """Return the last line of the log, the error if Python could not start."""
     with contextlib.suppress(OSError):
         lines = read_end(e.attempt.logs / "rank-0.log").strip().splitlines()
         return f": {masked(lines[-1])[:200]}" if lines else ""

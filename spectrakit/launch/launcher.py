@@ -204,7 +204,6 @@ def _effective_environ(config: Config) -> dict[str, str]:
 
 
 def _without_passed_limit(job: Job) -> Job:
-    """Return `job` without an expired time limit if its kind may run late, as predictions may."""
     left = job.request.left_s()
     if job.kind.trains or left is None or left > 0:
         return job
@@ -212,7 +211,6 @@ def _without_passed_limit(job: Job) -> Job:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #d4a58e05
 def _write_job_or_fork(job: Job, task: Any) -> tuple[Path, Any]:
-    """Return the job's folder, and the task itself if only a fork can pass it."""
     try:
         return write_job(job, task), None
     except TaskNotPicklable as error:
@@ -229,7 +227,6 @@ def _write_job_or_fork(job: Job, task: Any) -> tuple[Path, Any]:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #f2968908
 def _describe_start(record: _Record, launcher: str | None, plan: Processes, why: str = "") -> None:
-    """Record the first start: its launcher, the processes of `plan`, and the reason for the launcher."""
     ours = _effective_environ(record.job.config) if launcher not in (None, "inline") else {}
     record.update(
         launcher=launcher,
@@ -247,7 +244,6 @@ _BEFORE_START = "interrupted before the start"
 
 
 def _run_attempts(attempt: Attempt, tick: Callable[[], None], interrupted: list[int], record: _Record) -> AttemptResult:
-    """Run `attempt`, and others after faults, until one ends well or none is left to try."""
     faults = restarts = 0
     while True:
         if interrupted:
@@ -323,7 +319,6 @@ def _after_fault(attempt: Attempt, result: AttemptResult, faults: int, record: _
 
 
 def _continued(attempt: Attempt) -> Attempt:
-    """Return `attempt` with the kind that continues from a checkpoint, if there is one."""
     job = attempt.job
     if job.kind.continues_as is None or find_checkpoint(job.run_dir / "checkpoints")[0] is None:
         return attempt
@@ -356,7 +351,6 @@ def _after_no_connection(attempt: Attempt, result: AttemptResult, record: _Recor
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #23a2fc06
 def _with_smaller_batch(attempt: Attempt, result: AttemptResult, record: _Record) -> Attempt | None:
-    """Return the start with smaller micro batches after a device ran out of memory, or None."""
     job = attempt.job
     config = _halved(job.config, attempt.processes.world_size)
     if config is None:

@@ -92,7 +92,6 @@ _LOOK_S, _LEAST_SHARE, _LEAST_BYTES = 5.0, 0.05, 2**20  # interval, share of a c
 
 
 def _done_so_far(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process and its children, and the bytes they read."""
     import psutil
 
     seconds = read = 0.0
@@ -206,7 +205,6 @@ def dump_stacks(ranks: list[int], wait_s: float = 0.5) -> None:
 def _pass_on_interrupt(
     interrupted: list[int], attempt: Attempt, observed: Observed, detector: HangDetector
 ) -> Problem | None:
-    """Request a stop once; return a Problem if the processes must be ended instead."""
     kind = attempt.job.kind
     if interrupted and not observed.stop_passed_on:
         observed.stop_passed_on = True
@@ -231,7 +229,6 @@ def _what_is_kept(attempt: Attempt) -> str:
 
 # %% ../../nbs/60_launch/10_supervisor.ipynb #9561c262
 def _end_child(child: Any, wait_s: float = 30.0) -> None:
-    """Kill `child` and its descendants; a hanging driver may delay their end beyond `wait_s`."""
     if child.poll() is None:
         kill_tree(child.pid)  # the view failed, or this thread ends
     elif child.poll():
@@ -243,7 +240,6 @@ def _end_child(child: Any, wait_s: float = 30.0) -> None:
 # %% ../../nbs/60_launch/10_supervisor.ipynb #d221aab5
 @contextlib.contextmanager
 def _woken_by_end(child: Any) -> Iterator[Callable[[float], None]]:
-    """Yield a function that sleeps for some seconds, on Linux at most until `child` ends."""
     try:
         number = os.pidfd_open(child.pid)
     except (AttributeError, OSError):
@@ -346,7 +342,6 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
 
 @contextlib.contextmanager
 def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
-    """Afterwards remove the page and empty stack files, because Kaggle limits the number of files."""
     try:
         yield
     finally:

@@ -95,7 +95,6 @@ def _work_of(job: Job, task: Any, context: RunContext, stop_requested: Callable[
 
 
 def _threads(job: Job) -> Threads:
-    """Return the CPU threads of this process: planned, or unchanged in the user's own process."""
     import torch
 
     if "threads" in job.extra:

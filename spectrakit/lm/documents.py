@@ -53,8 +53,6 @@ def _open(path: Path) -> Any:
 
 
 def _bad_line(path: Path, place: int, problem: str, after: int) -> BadRow:
-    """Return the error for the line at byte `place`; its number is counted when shown."""
-
     def reason() -> str:
         with _open(path) as file:
             number = file.read(place).count(b"\n") + 1
@@ -336,8 +334,6 @@ class StreamedCorpus:
         try:
             for number, fields in enumerate(itertools.islice(own, place, None), place + 1):
                 yield Row(fields, number)
-        except GeneratorExit:
-            raise
         except Exception as error:
             message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadRow(f"{self.shards[shard]} broke after row {number} ({message})", None) from None

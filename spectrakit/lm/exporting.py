@@ -67,7 +67,6 @@ _FOR_BEAMS = ("early_stopping", "length_penalty")
 
 
 def _without_effect(config: Any) -> list[str]:
-    """Return the settings of a generation config that have no effect for its method."""
     from transformers import GenerationConfig
 
     usual, names = GenerationConfig(), list[str]()
@@ -283,10 +282,6 @@ def _check_adapters(run: Run, model: Any, adapters: bool) -> None:
     if adapters and not hasattr(model, "peft_config"):
         raise RequestError(f"{run.path.name} has no adapters: it was trained without task.lora_rank. Remove adapters.")
 
-
-def _own_dtype(run: Run, task: Any) -> str | None:
-    return "auto" if _option(run, task, "dtype") == "auto" else None
-
 # %% ../../nbs/92_lm/07_exporting.ipynb #d3eadc0a
 def export(
     run: Run | str | Path,
@@ -318,7 +313,8 @@ def export(
     model, tokenizer = _trained(run, task, base), load_tokenizer(name)
     _check_adapters(run, model, adapters)
     end = end_of_text(tokenizer, _option(run, task, "eos_token"))
-    written = _Export(name, end, adapters, dtype or _own_dtype(run, task))
+    base_dtype = "auto" if _option(run, task, "dtype") == "auto" else None
+    written = _Export(name, end, adapters, dtype or base_dtype)
     with _made_whole(out) as beside:
         trained, said = written.write(model, tokenizer, beside)
         del model  # free its memory for the loaded one

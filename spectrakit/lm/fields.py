@@ -127,7 +127,6 @@ def _first_rows(corpus: Corpus, shard: int, count: int, skips_bad: bool) -> list
 
 # %% ../../nbs/92_lm/02_fields.ipynb #aa4f0547
 def _check_texts(fields: TextFields, rows: list[dict[str, Any]], name: str, skips_bad: bool) -> None:
-    """Raise RequestError if a row has no text; with `skips_bad`, if no row has one."""
     problems = list[RequestError]()
     for number, row in enumerate(rows, 1):
         try:

@@ -211,7 +211,6 @@ def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSou
 
 # %% ../../nbs/92_lm/06_language_model.ipynb #9ba25529
 def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows | None:
-    """Return the prompts, or the beginnings of held-out documents, as samples: {prompt, ids, write}."""
     texts = [option["prompts"]] if isinstance(option["prompts"], str) else list(option["prompts"])
     if not texts:
         held = sources()[1]
@@ -229,9 +228,6 @@ def _prompts(option: dict[str, Any], encoder: Encoder, sources: Any) -> HeldRows
 
 
 def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]:
-    """Return the `prompt` texts, `input` and `attention_mask`, Tensors [prompts, length], and `write`, which continues
-    them.
-    """
     import torch
 
     width = max(len(sample["ids"]) for sample in samples)

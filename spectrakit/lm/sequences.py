@@ -119,7 +119,6 @@ class TokenStream:
         return SequenceReading(self, number, state)
 
     def begin(self, texts: list[str]) -> Callable[[], list[list[int]]]:
-        """Start to tokenize `texts`; return a function that returns their tokens."""
         if self.ahead == 0:
             return partial(self.encode, texts)
         if self._aside is None:
@@ -162,7 +161,6 @@ class SequenceReading:
         return torch.tensor(self._rows.popleft(), dtype=torch.long), self._stream.form.width
 
     def _take_ahead(self) -> None:
-        """Start to tokenize documents; keep an error until all rows before it were returned."""
         try:
             while self._error is None and len(self._pending) <= self._stream.ahead:
                 if not (texts := self.documents.take(_TOGETHER)):

@@ -235,12 +235,6 @@ def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
     why = writer.failure or "no file was written"
     return "failed", f"the run leaves no checkpoint, so there is no model: {why}. Training had ended: {reason}"
 
-# %% ../../nbs/50_train/16_loop.ipynb #e807547c
-def _close_readers(s: TrainState) -> None:
-    for batches in (s.data.train, s.data.valid):
-        if hasattr(batches, "workers"):
-            batches.workers.loader.close()
-
 # %% ../../nbs/50_train/16_loop.ipynb #5b3a9aaf
 def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, str]:
     """Write all files, then the `end` event, then mirror the run and close the trackers.
@@ -255,7 +249,9 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
         (status, reason) as written; failed if no checkpoint could be written
     """
     s.context.heartbeat.beat("saving")
-    _close_readers(s)
+    for batches in (s.data.train, s.data.valid):
+        if hasattr(batches, "workers"):
+            batches.workers.loader.close()
     if s.learner.held is not None:
         note_end(s.learner.held)
     status, reason = with_a_model(s, status, reason)

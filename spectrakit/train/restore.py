@@ -106,7 +106,6 @@ def _may_change(s: TrainState, *keys: str) -> bool:
 
 
 def _session_notes(s: TrainState) -> list[str]:
-    """Return messages on the origin of the run and on changes of its device."""
     environment = read_environment(s.run_dir)
     before, now = (
         environment.get("decided", {}),
@@ -129,7 +128,6 @@ _PART = ("data.train", "limits.max_train_batches", "limits.train_frac", "data.dr
 
 
 def _why_incompatible(s: TrainState, path: Path, state: dict, kinds: Iterable[type[Part]]) -> str | None:
-    """Return the message on a difference that forbids to resume from `state`, or None."""
     for kind in kinds:
         if refusal := kind.refusal(s, path, state):
             return refusal
@@ -194,7 +192,6 @@ def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
 
 # %% ../../nbs/50_train/10_restore.ipynb #92e3f72c
 def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[str]) -> None:
-    """Restore the best result, or forget it if the monitored metric changed from `requested` (name, mode)."""
     p, saved = s.progress, (s.goal.monitor, s.goal.mode)
     if s.context.is_main:
         drop_averages(s.checkpoints)
@@ -355,7 +352,6 @@ def with_entries(kept: dict, today: dict, names: tuple) -> dict:
 
 # %% ../../nbs/50_train/10_restore.ipynb #ec737c4c
 def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[str]) -> None:
-    """Load the task's scheduler with today's length, batch and rate, at step `done` if they changed."""
     today, kept = s.learner.scheduler.state_dict(), dict(state["scheduler"])
     if s.learner.interval != "step" and done is not None:
         done = s.progress.epoch if s.learner.interval == "epoch" else kept.get("last_epoch")
@@ -370,7 +366,6 @@ def _load_scheduler(s: TrainState, state: dict, done: int | None, notes: list[st
 
 # %% ../../nbs/50_train/10_restore.ipynb #23a2fc01
 def _restore_random(s: TrainState, path: Path, rank_state: dict | None, notes: list[str]) -> None:
-    """Restore this rank's random state, or seed a new one if the checkpoint has none."""
     states = s.context.gather(rank_state is not None)  # rank 0 reports it
     if rank_state is not None:
         restore_random_state(rank_state)

@@ -95,7 +95,6 @@ def _opened(given: Any, open_stream: Callable, config: Config, where: str, say: 
 
 
 def _of_fold(task: Any, config: Config, whole: Any, valid: Any, say: Callable[[str], None]) -> tuple[Any, Any]:
-    """Return (train, valid) for the held-out fold, with columns or targets from earlier cross-validations."""
     f, train = config.folds, whole
     taught, wider = f.pseudo is not None or f.distill is not None, bool(f.columns)
     with explained(task, "groups", "when the samples were divided"):
@@ -235,7 +234,6 @@ def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
 
 
 def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
-    """Return the metric and direction at the start of the run in this folder, if any."""
     decided = read_environment(run_dir).get("decided", {})
     return (decided["monitor"], decided["mode"]) if decided.get("monitor") and decided.get("mode") else None
 

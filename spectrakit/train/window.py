@@ -130,7 +130,6 @@ class StepBoundary(Part):
         s.window.undoable = True
 
     def after_step(self) -> None:
-        """Copy the random state; for a GPU its seed and offset."""
         import torch
 
         draws = self.draws

@@ -210,7 +210,6 @@ class CapturedStep:
         return taken
 
     def _is_recorded(self, data: Any) -> bool:
-        """Return whether a window of batches like `data` can be replayed, recording it if due."""
         if self.recorded is None and self.seen >= WARM_UP:
             parts = self.plan.gradient_accumulation_steps
             try:

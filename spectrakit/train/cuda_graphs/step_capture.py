@@ -174,7 +174,6 @@ def replay_problem(s: TrainState, step: Callable, recorder: Any) -> str:
 
 # %% ../../../nbs/50_train/14_cuda_graphs/01_step_capture.ipynb #d0887c2e
 def _kept_on_device(optimizer: Any) -> bool:
-    """Return whether an optimizer is a fused one of torch, which never needs the CPU."""
     return type(optimizer).__module__.startswith("torch.optim") and all(g.get("fused") for g in optimizer.param_groups)
 
 
@@ -224,7 +223,6 @@ class CudaGraphs(Part):
         return captures, why
 
     def begin(self) -> None:
-        """Record again, because optimizer tensors may have been replaced."""
         if self.captured is not None:
             self.captured.forget()
 
@@ -253,7 +251,6 @@ class CudaGraphs(Part):
         return keep, replay
 
     def after_boundary(self) -> None:
-        """Disable graphs if a step could not be recorded."""
         if self.captured is not None and self.captured.error:
             self.passes_changed(self.captured.error)
 

@@ -226,7 +226,6 @@ class Diloco(Part):
         return next_exchange(self)
 
     def at_boundary(self, b: Boundary) -> None:
-        """End the round, or the run; all workers call it."""
         s = self.s
         step, c = s.progress.step, s.config.diloco
         if step <= c.warmup_steps:
@@ -291,7 +290,6 @@ class Diloco(Part):
             load_shared_state(self.workers, state)
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """Return this worker's weights, buffers, optimizer and position in the schedule."""
         workers = self.workers
         own: dict[str, Any] = {
             "weights": workers.params,
@@ -396,7 +394,6 @@ def _mean_of_rounds(workers: Workers, number: int, vector: Any, weight: float = 
 
 
 def _waited(workers: Workers, exchange: Callable, *args: Any) -> Any:
-    """Return the result of an exchange, and add its duration to the waiting time."""
     began = time.monotonic()
     result = exchange(*args)
     workers.waited_s += time.monotonic() - began
@@ -412,7 +409,6 @@ def _largest(context: RunContext, vector: Any) -> Any:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #63cd47fe
 def _write_round(d: "Diloco", sent: int, values: dict[str, Any]) -> None:
-    """Log an exchange and its costs; after the first round also those of DDP."""
     s, workers, p, first = d.s, d.workers, d.ledger, d.ledger.sent_bytes == 0
     p.sent_bytes, p.waited_s = p.sent_bytes + sent, p.waited_s + workers.waited_s
     ledger = {"bytes": sent, "bytes_so_far": p.sent_bytes, "waited_s": workers.waited_s, "waited_so_far_s": p.waited_s}
@@ -438,7 +434,6 @@ def _merge_buffers(d: "Diloco", weight: float | None) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #5d0a9e12
 def _end_round(d: "Diloco") -> bool:
-    """Exchange, move θ, and start the next round; return whether the mean is finite."""
     s, workers, p, norm, sent, lr = d.s, d.workers, d.ledger, 0.0, 0, outer_lr(d)
     s.context.heartbeat.beat("exchanging")
     weight = weight_in_mean(d, 0)

@@ -60,7 +60,6 @@ class Evaluation(Part):
     s: TrainState
 
     def catch_up(self) -> None:
-        """Make the evaluation that was due at the resumed step."""
         s = self.s
         if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"):
             return
@@ -93,7 +92,6 @@ class Evaluation(Part):
             hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
 
     def at_end(self, ending: Ending) -> None:
-        """Evaluate once more if time allows, and save the result."""
         s, p, asked = self.s, self.s.progress, ending.status == "interrupted"
         if s.window.apart or s.data.valid is None or p.eval_step == p.step or s.requests.evaluation_stopped_by & STOP:
             return
@@ -135,7 +133,6 @@ class Saving(Part):
     s: TrainState
 
     def next_due(self) -> float:
-        """Return the step of the next checkpoint by count."""
         every = self.s.config.checkpoint.every_n_steps if self.s.config.checkpoint.enabled else None
         return (self.s.progress.step // every + 1) * every if every else float("inf")
 
@@ -188,7 +185,6 @@ class Clock(Part):
     s: TrainState
 
     def ask(self, now: float) -> int:
-        """Request the end when only the reserved time is left."""
         return TIME if self.s.budget.should_stop() else 0
 
     def at_boundary(self, b: Boundary) -> None:

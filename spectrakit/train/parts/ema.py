@@ -116,7 +116,6 @@ class Ema(Part):
             self._move(ema_stays(self.decay, self.s.progress.step), self.s.window.left_out)
 
     def after_common(self) -> None:
-        """Move the averages for all steps since their last update."""
         self._move(ema_stays(self.decay, self.s.progress.step, self.step))
 
     @contextlib.contextmanager

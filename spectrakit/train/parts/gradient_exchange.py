@@ -84,7 +84,6 @@ class Exchange(Part):
             self.sync(batch.last)
 
     def after_backward(self, batch: Any) -> None:
-        """Average the gradients and copy rank 0's buffers, unless DDP does."""
         if self.average is not None and not self.s.window.alone:
             self.average()
             send_from_main(saved_tensors(self.s.context.unwrap(self.s.learner.model)))

@@ -158,7 +158,6 @@ class Logging(Part):
         return self.s.record.interval.ends if self.pending is None else self.s.progress.step + 1
 
     def ask(self, now: float) -> int:
-        """Request a log point if the last one is too old."""
         return LOG if self.s.context.together and log_due_by_clock(self.s, now) else 0
 
     def _load(self, seconds: float) -> tuple[float, float]:
@@ -175,7 +174,6 @@ class Logging(Part):
         return round(psutil.Process().memory_info().rss / 2**30, 3), round(busy_s / seconds, 2)
 
     def _exchange(self, loss: float, seconds: float) -> Gathering:
-        """Start the exchange of this rank's report; `loss` is the sum over the last `seconds`."""
         s = self.s
         usable, (memory_gib, busy) = usable_s(s.budget), self._load(seconds)
         own = RankReport(

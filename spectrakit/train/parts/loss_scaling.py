@@ -42,7 +42,6 @@ class LossScaling(Part):
         return lambda loss: backward(scale(loss))
 
     def begin(self) -> None:
-        """Check whether other parts read gradients before the update."""
         self.looked_at = any(methods([part], "at_gradients") for part in self.s.parts if part is not self)
 
     def at_gradients(self) -> None:
@@ -51,8 +50,6 @@ class LossScaling(Part):
             self.scaler.unscale_(self.s.learner.optimizer)
 
     def wrap_step(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the scaler's update, which is skipped if gradients overflow."""
-
         def scaled() -> None:
             left_out = self.s.context.scaled_step(self.s.learner.optimizer)
             self.s.window.left_out = bool(left_out) if self.s.context.device.type == "cpu" else left_out
@@ -96,7 +93,6 @@ class LossScaling(Part):
             )
 
     def numbers(self) -> dict[str, Any]:
-        """Return the number of skipped updates for a log point."""
         return {"overflows": self.overflows} if self.overflows else {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +105,6 @@ class LossScaling(Part):
             self.scaler.load_state_dict(state["scaler"])
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """Return the scale of this rank, which differs in DiLoCo."""
         return {"scaler": self.scaler.state_dict(), "overflows": self.overflows}
 
     def load_rank_state_dict(self, state: dict[str, Any] | None, notes: list[str]) -> None:

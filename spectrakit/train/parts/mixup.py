@@ -113,7 +113,6 @@ class Roles:
 
 
 def _check_part(name: str, where: str, leaf: Any, is_target: bool) -> None:
-    """Raise RequestError if a part of a batch can neither be mixed nor kept."""
     kind = _kind(leaf)
     if "box" in name.lower() and kind:
         raise _refusal(f"{where} holds boxes, which cannot be mixed", "Mix the images in `datasets`")
@@ -221,7 +220,6 @@ class Mixup(Part):
 
     @classmethod
     def check(cls, s: TrainState) -> None:
-        """Raise RequestError if the task's first batch cannot be mixed."""
         generators = random_state()
         batch = next(iter(s.data.train.epoch(0))).data
         restore_random_state(generators)

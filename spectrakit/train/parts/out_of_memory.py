@@ -76,12 +76,10 @@ class OutOfMemory(Part):
             warn_of_retries(self)
 
     def on_error(self, error: BaseException) -> Callable[[], None] | None:
-        """Return the preparation of another try, or None if impossible."""
         lost = ran_out(self, error)
         return None if lost is None else partial(train_smaller, self, lost)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sizes that fitted, for a resumed run."""
         return {"fits": self.fits}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -355,7 +353,6 @@ def begin_with_what_fits(m: "OutOfMemory") -> None:
 
 # %% ../../../nbs/50_train/13_parts/02_out_of_memory.ipynb #3abbf331
 def _recomputes_now(m: "OutOfMemory") -> bool:
-    """Enable gradient checkpointing if possible and not yet in use; return whether it was done."""
     s = m.s
     if s.config.training.gradient_checkpointing or s.config.trainer.compile or m.recomputed:
         return False

@@ -97,7 +97,6 @@ _ON_DARK = {"#222222ff": _LIGHT, "#000000ff": _LIGHT, "#d9d9d9ff": "#4d4d4d", "#
 
 
 def _recolored(artist: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (property, color) for each color of `artist` that differs on a dark page."""
     from matplotlib.colors import to_hex
     from matplotlib.patches import Patch
     from matplotlib.text import Text

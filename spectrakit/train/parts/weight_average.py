@@ -65,7 +65,6 @@ def mean_weights(parts: Iterable[dict]) -> dict:
 # %% ../../../nbs/50_train/13_parts/07_weight_average.ipynb #b4ef538f
 @contextmanager
 def _fresh_statistics(model: Any) -> Iterator[list]:
-    """Reset batch norms in train mode, weight all batches equally, and yield these modules."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
