@@ -100,7 +100,7 @@ def test_the_step_is_undone_to_the_bit(train, where):
     assert other.status == "completed", other.reason
     assert torch.equal(found.weights(), other.weights())
     assert found.column("step", "loss") == other.column("step", "loss")
-    assert [e["text"] for e in found.events if e["type"] == "message" and "trained again" in e["text"]] == [
+    assert [e["text"] for e in found.events if e["type"] == "message" and "is repeated" in e["text"]] == [
         "the memory ran out at step 3: Tried to allocate 2.00 GiB.; the step is repeated in micro batches of 4, "
         "4 of them per step"
     ]
