@@ -1914,6 +1914,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'spectrakit/distributed/context.py'),
                                                 'spectrakit.distributed.context._cpu_group': ( '15_distributed/context.html#_cpu_group',
                                                                                                'spectrakit/distributed/context.py'),
+                                                'spectrakit.distributed.context._distributed': ( '15_distributed/context.html#_distributed',
+                                                                                                 'spectrakit/distributed/context.py'),
                                                 'spectrakit.distributed.context._file_rendezvous': ( '15_distributed/context.html#_file_rendezvous',
                                                                                                      'spectrakit/distributed/context.py'),
                                                 'spectrakit.distributed.context._gathering_numbers': ( '15_distributed/context.html#_gathering_numbers',

@@ -91,18 +91,10 @@ def mirror_run(
     max_bytes: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Copy checkpoints and small files of a run to its folder in `mirror` and return that folder.
+    """Copy checkpoints and small files of the run at `run_dir` to its folder in `mirror` and return that folder.
 
-    Args:
-        run_dir: folder of the run
-        mirror: the second folder
-        wanted: checkpoints, from `checkpoints_to_mirror`
-        keep_last: number of periodic checkpoints to keep there
-        max_bytes: limit for all checkpoints there (default: none)
-        stop: called between pieces; True ends the copy (default: never)
-
-    Raises:
-        OSError: the copy failed
+    `wanted` is from `checkpoints_to_mirror`; `keep_last` and `max_bytes` are as in `prune`. The copy ends once `stop`
+    returns True (default: never). Raises OSError if it fails.
     """
     target = mirror_folder(mirror, run_dir)
     if not target.parent.parent.is_dir():
@@ -129,11 +121,8 @@ def mirror_run(
 class Mirror:
     """Mirror of the run at `run_dir`, updated by a background thread.
 
-    Args:
-        run_dir: folder of the run
-        settings: the block `checkpoint` of the configuration
-        max_bytes: limit for the checkpoints there (None: none)
-        clock: monotonic seconds
+    `settings` is the block `checkpoint` of the configuration, `max_bytes` the limit for the checkpoints there (None:
+    none), `clock` returns monotonic seconds.
     """
 
     def __init__(self, run_dir: Path, settings: CheckpointConfig, max_bytes: int | None, clock: Callable[[], float]):

@@ -72,17 +72,13 @@ def _opened(array: Any) -> Any:
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #d1e00009
 class ArrayDataset:
-    """Map-style data set of the rows of arrays. A sample is a tuple of tensors.
+    """Map-style data set of the rows of arrays; a sample is a tuple of tensors.
 
     Args:
-        *arrays: file names (.npy, .safetensors, .h5, .parquet), never read completely; (file, array) for a file with
-            several arrays, for Parquet also (file, [column, column, …]). Or tensors, arrays, and objects with
-            `shape` and ascending array indices, such as h5py or zarr data sets
+        *arrays: files (.npy, .safetensors, .h5, .parquet), never read completely: a name, (file, array), or for Parquet
+            (file, [column, …]); or tensors, arrays, and objects with ascending array indices (h5py, zarr)
 
-    Raises:
-        RequestError: the arrays differ in their number of rows
-
-    Other processes get file names and open the files themselves.
+    Raises RequestError if the numbers of rows differ. Other processes open the files themselves.
     """
 
     def __init__(self, *arrays: Any):

@@ -227,9 +227,7 @@ class _Reader:
         return {**self.__dict__, "open_pass": None}  # another process opens its own pass
 
     def _reach(self, number: int, offset: int) -> _Pass:
-        """Return pass `number`, read at most up to `offset`; a forked process opens its own, because files are
-        shared.
-        """
+        """Return pass `number`, read at most up to `offset`; a forked process opens its own."""
         current = self.open_pass if self._process == os.getpid() else None
         nearest = self.marks.before(number, offset)
         behind = current is not None and nearest is not None and nearest.position > current.position

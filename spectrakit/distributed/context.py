@@ -67,6 +67,12 @@ def choose_device(requested: str, index: int = 0) -> tuple[str, str]:
     return "cpu", f"cpu: {reason}"
 
 # %% ../../nbs/15_distributed/04_context.ipynb #4d9a7e20
+def _distributed() -> Any:
+    import torch.distributed
+
+    return torch.distributed
+
+
 @dataclass(frozen=True)
 class Gathering:
     """Pending exchange of numbers; a call waits for it."""
@@ -119,40 +125,31 @@ class ObjectExchange:
 
     def gather(self, value: Any) -> list:
         """Return the `value` of each rank, in rank order."""
-        if self.world_size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values: list = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.group)
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            _distributed().all_gather_object(values, value, group=self.group)
         return values
 
     def gather_on_main(self, value: Any) -> list | None:
         """Return the `value` of each rank, in rank order, on rank 0; None elsewhere."""
-        if self.world_size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values = [None] * self.world_size if self.is_main else None
-        dist.gather_object(value, values, dst=0, group=self.group)
+        values = [value] * self.world_size if self.is_main else None
+        if self.world_size > 1:
+            _distributed().gather_object(value, values, dst=0, group=self.group)
         return values
 
     def gather_by_index(self, rows: dict[int, Any]) -> dict[int, Any] | None:
         """Return the values of all ranks sorted by index, each index once, on rank 0; None elsewhere."""
-        parts = self.gather_on_main(rows)
-        if parts is None:
+        if (parts := self.gather_on_main(rows)) is None:
             return None
         together = {index: value for part in parts for index, value in part.items()}
         return {index: together[index] for index in sorted(together)}
 
     def broadcast(self, value: Any) -> Any:
-        if self.world_size == 1:
-            return value
-        import torch
-        import torch.distributed as dist
-
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group, device=torch.device("cpu"))
+        if self.world_size > 1:
+            import torch
+
+            _distributed().broadcast_object_list(values, src=0, group=self.group, device=torch.device("cpu"))
         return values[0]
 
 # %% ../../nbs/15_distributed/04_context.ipynb #23a2fc03
@@ -781,12 +778,9 @@ def create_run_context(
         config: the configuration
         hardware: platform of this machine
         heartbeat: progress reports on the launcher's page (default: none)
-        stop_requested: called while waiting for ranks of another launcher; a nonzero result ends the wait (default:
-            never)
+        stop_requested: called while waiting for ranks of another launcher; nonzero ends the wait (default: never)
 
-    Raises:
-        RequestError: the request is impossible here
-        KeyboardInterrupt: a stop was requested
+    Raises RequestError for an impossible request, KeyboardInterrupt after a requested stop.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState

@@ -318,15 +318,8 @@ def end_round(
 ) -> float:
     """End a round on all workers and return the norm of the mean pseudo-gradient.
 
-    Args:
-        outer: θ and its optimizer
-        average: returns the mean of a vector over the workers; after an error the call can be repeated
-        lr: outer learning rate
-        clip: largest norm of the mean (default: any)
-        total: as in `clip_norm` (default: one process)
-
-    Raises:
-        FloatingPointError: the mean is not finite; θ is unchanged
+    `average` returns the mean of a vector over the workers; after an error the call can be repeated. `outer`, `lr`,
+    `clip` and `total` are as in `move`, which raises FloatingPointError.
     """
     return move(outer, average(pseudo_gradient(outer)), lr, clip, total)
 
