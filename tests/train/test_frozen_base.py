@@ -78,6 +78,6 @@ def test_another_base_is_refused_before_a_step(tmp_path):
     }
     with pytest.raises(RequestError, match="'./first' has changed: SHA-256"):
         train(Adapted(seed=8), *GIVEN, resume=True)
-    with pytest.raises(RequestError, match="omits the frozen weights of './first'"):
+    with pytest.raises(RequestError, match="leaves out the frozen weights of './first'"):
         train(Adapted(source=None), *GIVEN, resume=True)
     assert train(Adapted(source="./moved"), *GIVEN, resume=True).status == "completed"
