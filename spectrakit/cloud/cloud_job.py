@@ -128,11 +128,8 @@ def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force
     same = source is not None and source.resolve().parent == folder.resolve()
     present = [path.name for path in files if path.exists() and not (same and source and path.name == source.name)]
     if present and not force:
-        are = "is" if len(present) == 1 else "are"
-        raise RequestError(
-            f"{' and '.join(present)} {are} in {str(folder)!r} already. Choose another folder, or overwrite with "
-            "--force."
-        )
+        text = f"{' and '.join(present)} {'is' if len(present) == 1 else 'are'} in {str(folder)!r} already. "
+        raise RequestError(text + "Choose another folder, or overwrite with --force.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("spectrakit_train-*.whl"):

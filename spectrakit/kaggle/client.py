@@ -214,6 +214,19 @@ def _read_answer(checked: Checked, arguments: list[str], output: str) -> Pushed:
     return Pushed(checked, shown_command(arguments), *((int(done[1]), done[2]) if done else ()))
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #cw000001
+def _check_findings(checked: Checked, fills_wheels: bool, anyway: bool) -> None:
+    """Print the findings; raise KaggleError for secrets and, unless `anyway`, for errors that `fills_wheels` leaves."""
+    for f in checked.findings:
+        if f.level != "ok":
+            print(one_line(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}"))
+    if checked.secrets:
+        raise KaggleError("Not pushed: the kernel contains a secret. Remove it; no option overrides this.")
+    errors = [f for f in checked.findings if f.level == "error" and not (fills_wheels and f.about == "wheels")]
+    if errors and not anyway:
+        count, them = (f"{len(errors)} errors", "them") if len(errors) > 1 else ("1 error", "it")
+        raise KaggleError(f"Not pushed: {count}. Correct {them}, or push with --anyway.")
+
+
 def _check_wheels(folder: Path, wheels: Path | str | None, anyway: bool) -> None:
     """Raise KaggleError if the kernel names no wheels and there are none, so that it would install nothing."""
     if not anyway and names_no_wheels(folder) and not (wheels or wheels_beside(folder)):
@@ -249,16 +262,7 @@ def push_kernel(
     folder, account = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
     _check_push(inputs, timeout_s)
     checked = check_kernel(folder, data=inputs.data, wheels=inputs.wheels, owner=account, timeout_s=timeout_s)
-    for f in checked.findings:
-        if f.level != "ok":
-            print(one_line(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}"))
-    if checked.secrets:
-        raise KaggleError("Not pushed: the kernel contains a secret. Remove it; no option overrides this.")
-    mended = () if inputs.wheels is None else ("wheels",)  # written below
-    errors = [f for f in checked.findings if f.level == "error" and f.about not in mended]
-    if errors and not anyway:
-        count, them = (f"{len(errors)} errors", "them") if len(errors) > 1 else ("1 error", "it")
-        raise KaggleError(f"Not pushed: {count}. Correct {them}, or push with --anyway.")
+    _check_findings(checked, inputs.wheels is not None, anyway)
     arguments = ["kernels", "push", "-p", str(folder), *(["-t", str(int(timeout_s))] if timeout_s else [])]
     if dry_run:
         call_client(arguments, dry_run=True)

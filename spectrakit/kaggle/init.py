@@ -355,18 +355,9 @@ def plan_kernel(
     sources: KernelSources = KernelSources(),
     force: bool = False,
 ) -> KernelPlan:
-    """Return the plan of a kernel; write nothing.
+    """Return the plan of a kernel without writing it; raise RequestError if an argument is wrong.
 
-    Args:
-        folder: Folder for the kernel.
-        title: See `init_kernel`.
-        owner: See `init_kernel`.
-        code: See `init_kernel`.
-        sources: See `init_kernel`.
-        force: See `init_kernel`.
-
-    Raises:
-        RequestError: An argument is wrong.
+    The arguments `folder`, `title`, `owner`, `code`, `sources` and `force` are those of `init_kernel`.
     """
     if folder == "":
         raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the current one.")

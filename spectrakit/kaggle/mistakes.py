@@ -416,6 +416,8 @@ _NUMPY = (
     "unicode_:str_ string_:bytes_ product:prod cumproduct:cumprod alltrue:all sometrue:any round_:round "
     "asfarray:asarray msort:sort mat:asmatrix"
 )
+
+# %% ../../nbs/88_kaggle/06_mistakes.ipynb #98358b7a
 REMOVED = {  # dotted name: replacement
     **{f"numpy.{name}": name for name in ("float", "int", "object", "str", "complex")},
     **{f"numpy.{name}": f"numpy.{new}" for name, new in (pair.split(":") for pair in _NUMPY.split())},

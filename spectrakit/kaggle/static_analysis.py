@@ -586,7 +586,7 @@ def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr], how: dict[st
     if command := python_module(words):
         scope.note("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(command), keywords=how)
 
-
+# %% ../../nbs/88_kaggle/02_static_analysis.ipynb #ad78475d
 def note_call(scope: Scope, node: ast.Call) -> Nodes:
     """Note a call, its keyword texts, imports and commands."""
     call = call_of(scope, node)

@@ -145,7 +145,7 @@ def house_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_ru
             make_wheelhouse(house, options=WheelhouseOptions(owner=owner))
     return house
 
-
+# %% ../../nbs/88_kaggle/10_up.ipynb #67203712
 def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOptions") -> str:
     """Upload the wheels in `house` if needed; return the hash of their list.
 
@@ -375,9 +375,6 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
         folder: Folder of the kernel, as `init_kernel` makes it.
         owner: Kaggle user name. Default: from the kernel, the environment or kaggle.json.
         options: Less common options.
-
-    Returns:
-        Version, final status, output folder and submission.
 
     Raises:
         KaggleError: Kaggle or the check before the push refuses something, or the run failed.

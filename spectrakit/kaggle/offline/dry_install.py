@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from .platform_packages import PlatformPackages
+from .platform_packages import PlatformPackages, normal_name
+from .wheels import stub_version
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #f916c321
 @dataclass(frozen=True)
@@ -65,24 +67,16 @@ def find_python(minor: str) -> str | None:
 def build_environment(python: str, shipped: PlatformPackages, folder: Path) -> tuple[str, Path]:
     """Return (Python, site folder) of a new environment with pip and an empty entry for each shipped package."""
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True, timeout=120)
-    interpreter = str(folder / "bin" / "python")
-    where = subprocess.run(
-        [interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    site = Path(where)
+    site = next((folder / "lib").glob("python*/site-packages"))
     for name, version in shipped.packages.items():
-        entry = site / f"{name.replace('-', '_')}-{version or '9999'}.dist-info"
+        version = stub_version(version)
+        entry = site / f"{name.replace('-', '_')}-{version}.dist-info"
         entry.mkdir()
-        (entry / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version or '9999'}\n", encoding="utf-8"
-        )
+        (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
     pip = find_spec("pip")
     if pip is not None and pip.origin is not None:
         (site / "pip").symlink_to(Path(pip.origin).parent)
-    return interpreter, site
+    return str(folder / "bin" / "python"), site
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #9b9d4ec1
 def link_packages(shipped: PlatformPackages, folder: Path) -> list[str]:
@@ -91,8 +85,6 @@ def link_packages(shipped: PlatformPackages, folder: Path) -> list[str]:
     Without torch and accelerate, because the tested code must not import them.
     """
     from importlib.metadata import distributions
-
-    from spectrakit.kaggle.offline.platform_packages import normal_name
 
     folder.mkdir()
     linked = []
@@ -152,21 +144,6 @@ assert not {"torch", "accelerate"} & set(sys.modules), "torch was loaded"
 print(spectrakit.__version__, "compose hydra", __import__("hydra").__version__)
 """
 
-# %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #58b076d9
-_CONSISTENT = """
-import json, runpy, sys
-i = runpy.run_path(sys.argv[1] + "/install.py")
-manifest = i["read_manifest"](sys.argv[1])
-here = str(sys.version_info[0]) + "." + str(sys.version_info[1])
-wheels = [w for w in manifest["wheels"] if here in w.get("python", manifest["python"]) and w["where"] == "session"]
-problems = i["unmet_requirements"](wheels, [sys.argv[1] + "/" + w["file"] for w in wheels], manifest.get("extras", ()))
-problems += [w["name"] + " was not installed" for w in wheels if i["version_here"](w["name"]) != w["version"]]
-for_launch = [w for w in manifest["wheels"] if w["where"] == "launch" and here in w.get("python", manifest["python"])]
-lacking = [w for w in for_launch if i["version_for_launch"](w["name"]) != w["version"]]
-problems += ["launch processes do not get " + w["name"] + " " + w["version"] for w in lacking]
-print(json.dumps(problems))
-"""
-
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #30bdb80a
 def _install_and_check(
     wheelhouse: Path, python: str, shipped: PlatformPackages, folder: Path, net: Sequence[str], imports: bool
@@ -175,15 +152,8 @@ def _install_and_check(
     interpreter, _ = build_environment(python, shipped, folder / "environment")
 
     def run(*words: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [*net, interpreter, *words],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env=_environ(folder),
-            stdin=subprocess.DEVNULL,
-            timeout=600,
-        )
+        how: dict[str, Any] = {"cwd": folder, "env": _environ(folder), "stdin": subprocess.DEVNULL, "timeout": 600}
+        return subprocess.run([*net, interpreter, *words], capture_output=True, text=True, **how)
 
     for when in ("", " a second time"):
         done = run(str(wheelhouse / "install.py"))
@@ -191,8 +161,8 @@ def _install_and_check(
             return [], [f"install.py{when}: {_outcome(done)}"]
     if "nothing to install" not in done.stdout:
         return [], [f"install.py installs packages again: {_outcome(done)}"]
-    done = run("-c", _CONSISTENT, str(wheelhouse))
-    if done.returncode or json.loads(done.stdout):
+    done = run("-m", "pip", "check")
+    if done.returncode:
         return [], [f"after install.py: {_outcome(done)}"]
     tried = ["install.py, twice, and that the requirements of its packages are met"]
     if not imports:

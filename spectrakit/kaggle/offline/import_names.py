@@ -41,16 +41,8 @@ MODULES = {
     for name, _, modules in (entry.partition(": ") for entry in re.split(r"[|\n]", _MODULES.strip()))
 }
 FAMILIES = {
-    "google": "google",
-    "jaraco": "jaraco",
-    "lazr": "lazr",
-    "nvidia": "nvidia",
-    "opencv": "cv2",
-    "opentelemetry": "opentelemetry",
-    "orbax": "orbax",
-    "ruamel": "ruamel",
-    "sphinxcontrib": "sphinxcontrib",
-}
+    name: name for name in ("google", "jaraco", "lazr", "nvidia", "opentelemetry", "orbax", "ruamel", "sphinxcontrib")
+} | {"opencv": "cv2"}
 
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #49bf0561
 def modules_of(package: str) -> set[str]:
@@ -59,13 +51,8 @@ def modules_of(package: str) -> set[str]:
     if name in MODULES:
         return set(MODULES[name])
     bare = re.sub(r"-(cu\d+|cuda\d+x)$", "", name)
-    parts = {
-        name,
-        bare,
-        bare.removeprefix("python-"),
-        bare.removesuffix("-python"),
-        FAMILIES.get(name.split("-")[0], name),
-    }
+    parts = {name, bare, bare.removeprefix("python-"), bare.removesuffix("-python")}
+    parts.add(FAMILIES.get(name.split("-")[0], name))
     return {part.replace("-", "_") for part in parts}
 
 
@@ -141,6 +128,5 @@ def read_wheels(folder: Path) -> tuple[set[str], dict]:
         for entry in (listed if isinstance(listed, list) else ())
         if isinstance(entry, dict) and entry.get("where") == "launch"
     }
-    return set().union(
-        *(modules_in_wheel(wheel) for wheel in sorted(folder.glob("*.whl")) if wheel.name not in launch_only)
-    ), manifest
+    wheels = [wheel for wheel in sorted(folder.glob("*.whl")) if wheel.name not in launch_only]
+    return {module for wheel in wheels for module in modules_in_wheel(wheel)}, manifest

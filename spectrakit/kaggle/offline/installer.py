@@ -24,6 +24,7 @@ import zipfile
 import zlib
 from email.parser import Parser
 from importlib import metadata
+from typing import Any
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #dd9f45fd
 IMPORTED = "spectrakit"
@@ -110,20 +111,25 @@ def check_python(manifest: dict) -> None:
     )
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #5c71da25
-def runs_here(file: str) -> bool:
-    """Return whether a wheel with this file name fits this Python and machine."""
-    pythons, abi, machines = file[:-4].split("-")[-3:]
-    mine = "cp" + PYTHON.replace(".", "")
-    older = [f"{kind}3{minor}" for kind in ("py", "cp") for minor in range(sys.version_info[1] + 1)]
-    fits = abi == "none" or abi in ("abi3", mine)
-    fits = fits and any(p in ("py3", mine) or (p in older and (abi in ("none", "abi3"))) for p in pythons.split("."))
-    machine = sysconfig.get_platform().replace("-", "_").split("_", 1)
-    return fits and (
-        machines == "any"
-        or any(
-            m.endswith(machine[-1]) and ("linux" in m) == sys.platform.startswith("linux") for m in machines.split(".")
-        )
+def _packaging(name: str) -> "Any":
+    """Return a module of packaging, or of pip's copy of it."""
+    for home in ("packaging.", "pip._vendor.packaging."):
+        try:
+            return importlib.import_module(home + name)
+        except ImportError:
+            pass
+    raise Refused(
+        f"pip is missing in this environment ({sys.prefix}). Install it, for example with: python -m ensurepip"
     )
+
+
+def runs_here(file: str) -> bool:
+    """Return whether a wheel with this file name fits this Python and machine, by pip's rules."""
+    try:
+        tags = _packaging("utils").parse_wheel_filename(file)[3]
+    except ValueError:
+        return False
+    return not tags.isdisjoint(_packaging("tags").sys_tags())
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #cbb2b5f5
 def check_file(folder: str, wheel: dict) -> str:
@@ -145,33 +151,18 @@ def check_file(folder: str, wheel: dict) -> str:
         )
     return path
 
-# %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #f4c72d61
-def _packaging() -> tuple:
-    """Return these modules of packaging, or of pip's copy of it."""
-    for home in ("packaging", "pip._vendor.packaging"):
-        try:
-            return importlib.import_module(home + ".requirements"), importlib.import_module(home + ".version")
-        except ImportError:
-            pass
-    raise Refused(
-        f"pip is missing in this environment ({sys.prefix}). Install it, for example with: python -m ensurepip"
-    )
-
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #ccc89f26
-def requirements_of(path: str, extras: tuple = ()) -> list:
-    """Return the requirements of the wheel at `path` that apply here, with these `extras`."""
-    requirements, _ = _packaging()
+def requirements_of(path: str, extras: tuple = (), markers: "dict | None" = None) -> list:
+    """Return the requirements of the wheel at `path` with these `extras` that apply here, or where `markers` hold."""
+    requirements = _packaging("requirements")
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(n for n in archive.namelist() if re.match(r"[^/]+\.dist-info/METADATA$", n))
             with archive.open(name) as file:
                 text = file.read(MOST_BYTES).decode("utf-8")
         needs = [requirements.Requirement(need) for need in Parser().parsestr(text).get_all("Requires-Dist") or []]
-        return [
-            r
-            for r in needs
-            if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in ("", *tuple(extras)))
-        ]
+        places = [dict(markers or {}, extra=extra) for extra in ("", *extras)]
+        return [r for r in needs if r.marker is None or any(r.marker.evaluate(place) for place in places)]
     except (zipfile.BadZipFile, zlib.error, StopIteration, OSError, ValueError, RuntimeError):
         raise Refused(f"{os.path.basename(path)} is not a wheel, or its metadata is wrong. {AGAIN}") from None
 
@@ -199,33 +190,13 @@ def unmet_requirements(wheels: list, paths: list, extras: tuple = ()) -> list:
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #3c5ab521
 def _pip(*arguments: str) -> None:
     """Run `pip install` without an index; raise Failed with pip's error line."""
-    environ = dict(
-        os.environ,
-        PIP_NO_INDEX="1",
-        PIP_DISABLE_PIP_VERSION_CHECK="1",
-        PIP_NO_INPUT="1",
-        PIP_ROOT_USER_ACTION="ignore",
-        PIP_NO_COLOR="1",
-    )
+    environ = dict(os.environ, PIP_NO_INDEX="1", PIP_NO_INPUT="1", PIP_NO_COLOR="1", PIP_ROOT_USER_ACTION="ignore")
     for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_USER"):
         environ.pop(name, None)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--no-warn-conflicts",
-        "--no-warn-script-location",
-    ]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    command += ["--no-deps", "--no-warn-conflicts", "--no-warn-script-location", *arguments]
     result = subprocess.run(
-        command + list(arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environ,
-        stdin=subprocess.DEVNULL,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, stdin=subprocess.DEVNULL
     )
     lines = [line.strip() for line in result.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")] or lines[-1:] or ["pip printed nothing"]
@@ -327,13 +298,8 @@ def wheels_to_install(manifest: dict, where: str) -> list:
     """Return the wheels to install here for `where`: 'session' or 'launch'."""
     wheels = [w for w in manifest["wheels"] if w["where"] == where and PYTHON in w.get("python", manifest["python"])]
     if where == "launch":
-        _, version = _packaging()
-
-        def newer(w: dict) -> bool:
-            current = version_for_launch(w["name"])
-            return current is None or version.Version(current) < version.Version(w["version"])
-
-        return [w for w in wheels if newer(w)]
+        parse, current = _packaging("version").Version, {w["name"]: version_for_launch(w["name"]) for w in wheels}
+        return [w for w in wheels if not current[w["name"]] or parse(current[w["name"]]) < parse(w["version"])]
     return [
         w
         for w in wheels

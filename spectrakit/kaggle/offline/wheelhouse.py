@@ -15,7 +15,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,22 @@ def _replace_folder(staged: Path, out: Path) -> None:
         ) from None
     shutil.rmtree(old, ignore_errors=True)
 
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """Yield a staging folder that replaces `out` at the end, unless there is an error."""
+    staged = staging_folder(out)
+    try:
+        yield staged
+        _replace_folder(staged, out)
+    except OSError as error:
+        text = (
+            f"The wheelhouse could not be written: {error.strerror or error}. Free some space, or name another folder."
+        )
+        raise RequestError(text) from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #8ec63156
 def platforms_for(target: str, packages: Path | str | None) -> tuple[list[PlatformPackages], list[str]]:
     """Return the package lists of `target`, one per Python, and notes for the user.
@@ -162,9 +179,8 @@ def known_extras(wheel: Path | None = None) -> list[str]:
     if top := checkout():
         import tomllib
 
-        return list(
-            tomllib.loads((top / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-        )
+        project = tomllib.loads((top / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return list(project["optional-dependencies"])
     from importlib.metadata import metadata
 
     return metadata(DISTRIBUTION).get_all("Provides-Extra") or []
@@ -199,6 +215,9 @@ def own_requirements(wheel: Path, shipped: PlatformPackages, extras: Sequence[st
         extras = named
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #69ff5eed
+#| export
+
+# %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #ee79dceb
 def session_wheels(
     kit: Path, shipped: PlatformPackages, extras: Sequence[str], folder: Path, more: Sequence = ()
 ) -> list[MissingWheel]:
@@ -235,14 +254,14 @@ def session_wheels(
     )
     return [_with_reason(wheel, new, shipped) for wheel in wheels]
 
-
+# %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #09cf116d
 def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: PlatformPackages) -> MissingWheel:
     """Return the wheel, with a new reason if the user requested it."""
     name = normal_name(wheel.name)
-    return (
-        replace(wheel, why=f"requested: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}")
-        if name in asked
-        else wheel
+    if name not in asked:
+        return wheel
+    return replace(
+        wheel, why=f"requested: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}"
     )
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #fe4f148e
@@ -486,20 +505,11 @@ def make_wheelhouse(
     check_owner(options.owner)
     (lists, notes), kit = platforms_for(target, packages), _check_own_wheel(options.wheel)
     extras = check_extras(extras, known_extras(kit))
-    staged = staging_folder(out)
-    try:
-        with tempfile.TemporaryDirectory(prefix="spectrakit-wheels-") as folder:
-            work = Path(folder)
-            kit = kit or own_wheel(work)
-            chosen, wheel_notes = _gather(kit, lists, extras, needs, work)
-            manifest = _manifest(chosen, target, lists, own_requirements(kit, lists[0], extras)[1])
-            _write(staged, chosen, manifest, _dataset(out, options.owner))
-            result = _dry_installs(staged, lists, work) if options.check else None
-        _replace_folder(staged, out)
-    except OSError as error:
-        raise RequestError(
-            f"The wheelhouse could not be written: {error.strerror or error}. Free some space, or name another folder."
-        ) from None
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with _staged(out) as staged, tempfile.TemporaryDirectory(prefix="spectrakit-wheels-") as folder:
+        work = Path(folder)
+        kit = kit or own_wheel(work)
+        chosen, wheel_notes = _gather(kit, lists, extras, needs, work)
+        manifest = _manifest(chosen, target, lists, own_requirements(kit, lists[0], extras)[1])
+        _write(staged, chosen, manifest, _dataset(out, options.owner))
+        result = _dry_installs(staged, lists, work) if options.check else None
     return Wheelhouse(out, manifest, result, tuple(dict.fromkeys([*notes, *wheel_notes])))
