@@ -288,7 +288,7 @@ def test_a_session_on_colab_brings_the_run_home_and_the_next_one_goes_on(place):
         (["modal", "x", "--hours", "0"], ["--hours 0", "0.25 to 200"]),
         (["modal", "x", "--profile", "a10"], ["a10", "Did you mean"]),
         (["modal", "x", "--partition", "gpu"], ["--partition is for SLURM"]),
-        (["modal", "x", "--env-from", "a;rm -rf b"], ["--env-from 'a;rm -rf b' is no name"]),
+        (["modal", "x", "--env-from", "a;rm -rf b"], ["--env-from 'a;rm -rf b' is not a name"]),
         (["modal", "x", "--name", "Two Words"], ["'Two Words'", "--name first-run"]),
         (["slurm", "x", "--gpus", "0"], ["--gpus 0", "1 to 16"]),
         (["slurm", "x", "--cores", "many"], ["--cores many"]),

@@ -1054,7 +1054,7 @@ def test_a_folder_that_is_to_be_a_data_set(here):
     assert "placeholder" in str(check_kernel(folder, data=data)) and "placeholder" not in str(
         check_kernel(folder, data=data, owner="ada")
     )
-    assert "53 files" in text and "leaves out folders: deep" in text and "unpacks x.tar.gz" in text
+    assert "53 files" in text and "skips folders: deep" in text and "unpacks x.tar.gz" in text
 
 
 # push and its like, by a client that is a script

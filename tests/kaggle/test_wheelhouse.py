@@ -277,7 +277,7 @@ def test_too_many_files_for_a_dataset(shop):
     for n in range(60):
         offer(shop, f"part{n}", "1.0")
     offer(shop, "paint", "4.0", *many)
-    with pytest.raises(RequestError, match="66 files, and a Kaggle data set shows 50"):
+    with pytest.raises(RequestError, match="66 files; a Kaggle data set shows 50"):
         make(shop, extras=["pretty"])
     assert not (shop.parent / "house").exists()
 
