@@ -105,8 +105,8 @@ def _place(name: str, values: Any, file: Any) -> Place:
         raise RequestError(
             f"In {file} {name}.hardware is {hardware!r}.{hint} For another device write `speed:` as well."
         )
-    # type: ignore[arg-type]  # those of _KEYS are floats
-    return Place(name, hardware, as_of=str(values.get("as_of", "")), **numbers)
+    as_of = str(values.get("as_of", ""))
+    return Place(name, hardware, as_of=as_of, **numbers)  # type: ignore[arg-type]  # _KEYS are floats
 
 # %% ../../nbs/40_forecast/01_places.ipynb #95f02091
 def places() -> dict[str, Place]:
