@@ -59,8 +59,8 @@ def times_as_fast(m: Measurement, place: Place) -> tuple[float, float] | None:
     return (low if len(m.sample_s) > 1 else min(1.0, low)), high
 
 # %% ../../nbs/40_forecast/04_other_machines.ipynb #ddf446a4
-_TOGETHER = 1.25  # largest factor if devices share a step
-_HOST = 2.0  # largest slowdown by another host
+_MAX_WAIT_FACTOR = 1.25  # largest factor if devices share a step
+_MAX_HOST_FACTOR = 2.0  # largest slowdown by another host
 
 
 def _stretch(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tuple[float, float]:
@@ -72,7 +72,7 @@ def _stretch(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tu
     samples, passes = whole / place.devices, math.ceil(whole / (size * place.devices))
     now = max(1e-12, w.gradient_accumulation_steps * (fixed + w.micro_batch_size * each))
     low, high = ((passes * fixed + samples * each / times) / now for times in reversed(fast))
-    return low, high * (_TOGETHER if place.devices > max(1, w.world_size) else 1.0)
+    return low, high * (_MAX_WAIT_FACTOR if place.devices > max(1, w.world_size) else 1.0)
 
 
 def time_there(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def time_there(b: Basis, place: Place, fast: tuple[float, float], size: int) -> 
     """
     low, high = _stretch(b, place, fast, size)
     p, readers = b.parts_s, b.cores / (place.cores or b.cores)
-    slower = _HOST if place.speed is None else 1.0
+    slower = _MAX_HOST_FACTOR if place.speed is None else 1.0
     shared = b.workload.world_size / place.devices if place.speed is None else 1.0
     aside = (p["evaluation"] + p["prediction"]) * shared
     host = p["start"] + p["saving"]
@@ -159,7 +159,10 @@ def elsewhere(b: Basis, place: Place) -> Elsewhere:
     if place.session_h is not None:
         whole = max(0.0, place.session_h * 3600 - _AT_THE_END_S)
     early = low if b.earliest_s is None else low * min(1.0, (b.earliest_s + start_s) / b.total_s)
-    sessions = sessions_needed(early, start_s, whole, whole), sessions_needed(high, _HOST * start_s, whole, whole)
+    sessions = (
+        sessions_needed(early, start_s, whole, whole),
+        sessions_needed(high, _MAX_HOST_FACTOR * start_s, whole, whole),
+    )
     price, hours = place.price, (early / 3600, high / 3600)
     dollars = None if price is None else (hours[0] * price, hours[1] * price)
     return Elsewhere(place, fits, size, hours, sessions, dollars, _why(place, fast, room))

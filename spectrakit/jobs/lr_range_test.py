@@ -7,7 +7,6 @@ __all__ = ['MIN_LOSSES', 'Sweep', 'Smoothed', 'BaseRate', 'base_rate_of', 'step_
            'range_run']
 
 # %% ../../nbs/55_jobs/01_lr_range_test.ipynb #e463e137
-import contextlib
 import math
 import time
 from dataclasses import dataclass, replace
@@ -100,7 +99,6 @@ def base_rate_of(s: TrainState) -> BaseRate:
 
 
 def _follows(s: TrainState, rates: list[float]) -> bool:
-    """Return whether doubling optimizer.lr doubles each of the optimizer's `rates`."""
     if not provides(s.task, "optimizer"):
         return True
     twice = replace(s.config, optimizer=replace(s.config.optimizer, lr=2 * s.config.optimizer.lr))
@@ -245,13 +243,12 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     context, folder = execution.context, execution.run_dir
     log, broken = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog(), False
     context.heartbeat.beat("preparing")
-    kept = inline and not context.sharded  # a model sharded by FSDP is not restored
     with (
         repeatable(config.trainer.deterministic, context.matmul),
-        restored_after(task) if kept else contextlib.nullcontext() as keep,
+        restored_after(task, inline and not context.sharded) as keep,  # a model sharded by FSDP is not restored
     ):
         try:
-            s = prepare(task, config, execution, log, training_only=True, watch=Watch(model=keep) if keep else Watch())
+            s = prepare(task, config, execution, log, training_only=True, watch=Watch(model=keep))
             s.parts = measured_parts(s)
             base = base_rate_of(s)
             write_sweep(s, sweep, base)

@@ -128,14 +128,8 @@ class Timed:
 
 
 def _use(s: TrainState, plan: BatchPlan) -> None:
-    """Read with another plan of the same steps."""
     s.data.plan = plan
     s.data.train.plan = replace(s.data.train.plan, cuts=partial(train_cuts, plan, s.context.rank))
-
-
-def _agree(s: TrainState, value: Any) -> Any:
-    """Return rank 0's `value` on all ranks."""
-    return s.context.broadcast(value)
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #48355cc3
 def per_step_s(whole_s: float, count: int, one_s: float) -> float:
@@ -150,7 +144,7 @@ def time_steps(s: TrainState, seconds: float) -> Timed:
     s.data.train, peaks, sample_s = reader, {}, {}
     first_s = make_steps(s, 1)
     smaller = smaller_micro_batches(plan)
-    if smaller is not None and _agree(s, first_s < seconds):
+    if smaller is not None and s.context.broadcast(first_s < seconds):
         _use(s, smaller)
         begin_peak(device)
         took = [make_steps(s, 1) for _ in range(2)]
@@ -159,7 +153,7 @@ def time_steps(s: TrainState, seconds: float) -> Timed:
         _use(s, plan)
     begin_peak(device)
     each_s = min(make_steps(s, 1) for _ in range(2))
-    count = _agree(s, steps_for(each_s, seconds))
+    count = s.context.broadcast(steps_for(each_s, seconds))
     s.record.pace, reader.waited_s, firsts = Pace(), 0.0, len(reader.first_s)
     whole_s = make_steps(s, count) - (first_waits_s := sum(reader.first_s[firsts:]))
     once_s = min(max(0.0, s.record.pace.once_s - first_waits_s), whole_s)
@@ -181,7 +175,7 @@ def _steps_while_written(s: TrainState, each_s: float) -> float:
     saving, began, steps = s.config, time.monotonic(), 0
     written, step = (writer_of(s) if s.context.is_main else None), s.progress.step
     s.config = quiet(saving)
-    while _agree(s, written is not None and not written.has(step) and time.monotonic() - began < WRITE_S):
+    while s.context.broadcast(written is not None and not written.has(step) and time.monotonic() - began < WRITE_S):
         make_steps(s, 1)
         steps += 1
         if written is not None:
@@ -200,7 +194,9 @@ def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
     """
     if valid is None:
         return 0.0, 0.0
-    if _agree(s, s.budget.parts["eval"]) > WHOLE_S:  # possibly due to compilation: measure the first batches again
+    if (
+        s.context.broadcast(s.budget.parts["eval"]) > WHOLE_S
+    ):  # possibly due to compilation: measure the first batches again
         most, model = s.config.limits.max_val_batches, s.context.plain(s.learner.model)
         whole = forward_passes(len(valid.dataset), s.config, most, s.context.world_size)
         _, again_s, _ = first_evaluation(s.task, model, valid, s.context, whole)
@@ -302,7 +298,7 @@ def exchange_advice(s: TrainState, step_s: float, steps: int) -> str | None:
     numbers = sum(q.numel() for q in s.learner.owned if q.requires_grad)
     exchange_s = ring_bytes(4 * numbers, context.world_size) / max(rate, 1e-9)
     overlaps = context.strategy == "ddp" and context.exchange == "overlap"
-    alone = alone_s(_agree(s, step_s), exchange_s, overlaps)
+    alone = alone_s(s.context.broadcast(step_s), exchange_s, overlaps)
     exchange = estimate(numbers, alone, rate, context.world_size, steps, 1.0 if on_host else BY_HOST)
     return f"{describe_link(rate)}; {advice(exchange, context.strategy, s.config.diloco.max_steps)}"
 
@@ -345,7 +341,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
         evaluation_s=evaluation_s,
         prediction_s=prediction_s,
         save_s=save_s,
-        checkpoint_bytes=_agree(s, size),
+        checkpoint_bytes=s.context.broadcast(size),
         sizes=sizes,
         outside_bytes=outside_bytes(device),
         capacity_bytes=capacity_bytes(device, psutil.virtual_memory().total / 2**30),
@@ -376,14 +372,13 @@ def measure_run(
     context, reason = execution.context, ""
     log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
     context.heartbeat.beat("preparing")
-    kept = inline and not context.sharded  # a model sharded by FSDP is not restored
     with (
         contextlib.closing(log),
         repeatable(config.trainer.deterministic, context.matmul),
-        restored_after(task) if kept else contextlib.nullcontext() as keep,
+        restored_after(task, inline and not context.sharded) as keep,  # a model sharded by FSDP is not restored
     ):
         try:
-            measure(task, config, execution, log, Watch(model=keep) if keep else Watch(), seconds)
+            measure(task, config, execution, log, Watch(model=keep), seconds)
         except RequestError:
             raise
         except (Exception, SystemExit) as error:

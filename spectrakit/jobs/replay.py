@@ -45,7 +45,6 @@ def replay_model() -> Any:
 
 # %% ../../nbs/55_jobs/08_replay.ipynb #494c19ea
 def _settings(config: Config) -> Config:
-    """Return settings for reading in this process, with a known batch size."""
     data = replace(config.data, eval_batch_size=config.data.eval_batch_size or 256)
     return replace(config, data=data, dataloader=replace(config.dataloader, num_workers=0))
 

@@ -138,7 +138,6 @@ def _own_task(task: Any, members: int) -> Any:
 
 # %% ../../nbs/55_jobs/07_serving.ipynb #b5ac0051
 def _devices(context: RunContext, count: int) -> list[Any]:
-    """Return up to `count` devices; on a CPU each is one thread."""
     import torch
 
     if context.device.type != "cuda":
@@ -147,7 +146,6 @@ def _devices(context: RunContext, count: int) -> list[Any]:
 
 
 def _loaded(task: Any, member: Member, count: int, context: RunContext) -> tuple[ServedModel, list[str]]:
-    """Return the model of one of `count` runs on the device of `context`, and notes."""
     own = _own_task(task, count)
     model, checkpoint, notes = trained_model(own, member.config, member.run_dir, context.device)
     placed = context.accelerator.prepare_model(model.to(context.device), device_placement=False, evaluation_mode=True)
@@ -197,7 +195,6 @@ class _Lane:
         threading.Thread(target=self._run, daemon=True, name="serve-models").start()
 
     def _run(self) -> None:
-        """Answer requests until None arrives."""
         import torch
 
         torch.set_num_threads(self.threads)  # threads do not inherit this number

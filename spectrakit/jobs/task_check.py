@@ -6,7 +6,6 @@
 __all__ = ['result_writer', 'read_results', 'disk_of', 'check_run']
 
 # %% ../../nbs/55_jobs/02_task_check.ipynb #f360fb72
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -72,15 +71,12 @@ def check_run(task: Any, config: Config, execution: Execution, folder: Path, inl
     log = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog()
     context.heartbeat.beat("preparing")
     write = result_writer(folder, context.rank)
-    kept = inline and not context.sharded  # a model sharded by FSDP is not restored
     with (
         repeatable(config.trainer.deterministic, context.matmul),
-        restored_after(task) if kept else contextlib.nullcontext() as keep,
+        restored_after(task, inline and not context.sharded) as keep,  # a model sharded by FSDP is not restored
     ):
         try:
-            check_parts(
-                prepare(task, config, execution, log, watch=Watch(keep, write) if keep else Watch(result=write))
-            )
+            check_parts(prepare(task, config, execution, log, watch=Watch(keep, write)))
         except RequestError:
             raise
         except (Exception, SystemExit) as error:

@@ -48,13 +48,12 @@ def predict_batch(task: Any, model: Any, data: Any) -> Any:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #6021e680
 def _is_fraction(value: Any) -> bool:
-    """Return whether a tensor, an array or a number can be averaged."""
     if hasattr(value, "is_floating_point"):
         return value.is_floating_point() or value.is_complex()
     return getattr(getattr(value, "dtype", None), "kind", "f" if isinstance(value, float) else "") in tuple("fc")
 
 
-def _wide(value: Any) -> Any:
+def _at_least_float32(value: Any) -> Any:
     """Return a tensor or an array in at least float32, so that sums in half precision do not overflow."""
     if getattr(getattr(value, "dtype", None), "itemsize", 8) >= 4:
         return value
@@ -62,7 +61,6 @@ def _wide(value: Any) -> Any:
 
 
 def _no_mean(task: Any, name: str, what: str) -> RequestError:
-    """Return the error for views without a mean."""
     of = f" as {name!r}" if name else ""
     return RequestError(
         f"{type(task).__name__}.predict returned {what}{of} for the views of a batch, which have no mean. Return "
@@ -94,7 +92,7 @@ def _mean(task: Any, outputs: list[Any], name: str = "") -> Any:
     shapes = [list(getattr(output, "shape", ())) for output in outputs]
     if any(shape != shapes[0] for shape in shapes):
         raise _no_mean(task, name, f"outputs of shape {shapes}")
-    wide = [_wide(output) for output in outputs]
+    wide = [_at_least_float32(output) for output in outputs]
     return sum(wide[1:], wide[0]) / len(wide)
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #dab81fb2
@@ -136,14 +134,13 @@ def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
 
 
 def _refuse_loss(name: str, given: dict[str, Any]) -> None:
-    """Raise RequestError if a metric of the method `name` is called loss."""
     if {"loss", "val_loss"} & set(given):
         raise RequestError(
             f"{name} returned a metric called 'loss'. Rename it: the loss itself is always there, as val_loss."
         )
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #aaafb7cc
-def _as_it_is(function: Callable) -> Callable:
+def _unchanged(function: Callable) -> Callable:
     return function
 
 
@@ -152,7 +149,7 @@ def score_batch(
     model: Any,
     batch: Any,
     recorder: Recorder | None = None,
-    in_precision: Callable = _as_it_is,
+    in_precision: Callable = _unchanged,
     evaluated: Evaluated | None = None,
 ) -> tuple[dict[str, tuple], Any]:
     """Return `{name: (sum, count)}` of one batch, and the outputs if the task has metrics.
@@ -239,7 +236,6 @@ def averages(rows: dict[int, dict[str, tuple[float, float]]], prefix: str = "val
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #0b853901
 def _ends_here(over: Callable[[], bool], context: RunContext | None) -> bool:
-    """Return whether the evaluation ends here; ranks of a sharded model end together."""
     mine = bool(over())
     return mine if context is None else context.reduce([float(mine)])[0] > 0
 
@@ -283,8 +279,7 @@ def _outputs_and_targets(task: Any, outputs: Any, data: Any) -> tuple:
 _HELD_BYTES = 64 * 2**20  # on a device, before they are moved
 
 
-def _is_away(leaf: Any) -> bool:
-    """Return whether a part of a batch is on an accelerator."""
+def _on_accelerator(leaf: Any) -> bool:
     return hasattr(leaf, "detach") and leaf.device.type != "cpu"
 
 
@@ -298,11 +293,11 @@ class Kept:
 
     def add(self, place: int, values: Any) -> None:
         """Store the `values` of the batch with index `place`."""
-        away = [leaf for leaf in leaves_of(values) if _is_away(leaf)]
+        away = [leaf for leaf in leaves_of(values) if _on_accelerator(leaf)]
         if not away:
             self._here[place] = map_batch(on_cpu, values)
             return
-        self._away[place] = map_batch(lambda leaf: leaf.detach().clone() if _is_away(leaf) else leaf, values)
+        self._away[place] = map_batch(lambda leaf: leaf.detach().clone() if _on_accelerator(leaf) else leaf, values)
         self._bytes_away += sum(leaf.nbytes for leaf in away)
         if self._bytes_away > _HELD_BYTES:
             self._move()
@@ -348,7 +343,6 @@ def _on_all_samples(
 # %% ../../nbs/50_train/04_evaluation.ipynb #7435f853
 @contextlib.contextmanager
 def _keeping_random_states() -> Iterator[None]:
-    """Restore the random generators of Python, NumPy and torch at the end of this block."""
     import torch
 
     before = [(generator, generator.state()) for generator in global_generators().values()]
@@ -395,7 +389,7 @@ def _score_batches(
     rank, world_size = (context.rank, context.world_size) if context else (0, 1)
     sharded, wants_all, scores = is_sharded(model), provides(task, "metrics_all"), _Scores()
     # sharded ranks need equally many passes, so none is saved
-    recorder, in_precision = None if sharded else Recorder(model), context.in_precision if context else _as_it_is
+    recorder, in_precision = None if sharded else Recorder(model), context.in_precision if context else _unchanged
     for place, batch in enumerate(batches.epoch(0)):
         if context:
             context.heartbeat.beat()
@@ -515,7 +509,6 @@ def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
 def _timed_batches(
     task: Any, model: Any, batches: Any, context: RunContext, predict: Callable[[Any], None]
 ) -> list[float]:
-    """Return the seconds of predicting each batch."""
     import torch
 
     took, last = [], time.monotonic()

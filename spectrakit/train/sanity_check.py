@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['CLEAN', 'PARTS', 'STEP_ONLY', 'NextProcess', 'SanityCheck', 'check_first_loss', 'check_finite_loss',
-           'check_gradients', 'check_last_batch', 'report_uneven_mean', 'gradients_of', 'check_left_alone',
-           'report_small_weight', 'check_exchange', 'check_collated', 'read_twice', 'check_learns', 'in_first_epoch',
-           'try_smallest', 'try_loss', 'try_epochs', 'try_step', 'check_numbers', 'check_outputs', 'check_rows',
-           'check_finite_metrics', 'try_evaluation', 'try_table', 'write_guess', 'report_large_predictions',
-           'try_prediction', 'check_room', 'checkpoint_of', 'load_back', 'apart', 'try_next_process', 'try_checkpoint',
-           'try_part', 'try_contract']
+           'check_gradients', 'report_uneven_mean', 'gradients_of', 'check_left_alone', 'report_small_weight',
+           'check_exchange', 'check_collated', 'read_twice', 'check_learns', 'in_first_epoch', 'try_smallest',
+           'try_loss', 'try_epochs', 'try_step', 'check_numbers', 'check_outputs', 'check_rows', 'check_finite_metrics',
+           'try_evaluation', 'try_table', 'write_guess', 'report_large_predictions', 'try_prediction', 'check_room',
+           'checkpoint_of', 'load_back', 'relative_difference', 'try_next_process', 'try_checkpoint', 'try_part',
+           'try_contract']
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #2846b2fb
 import contextlib
@@ -106,7 +106,7 @@ class SanityCheck:
     scene: Scene = field(init=False)  # the current call; the following fields are findings
     batch: Any = None  # the first training batch
     scaler: Any = None  # gradient scaler of the check in fp16; the run's stays unchanged
-    tried: Any = None  # the predicted batch
+    predicted_batch: Any = None  # the predicted batch
     learner: Learner | None = None
     thawed: list[str] = field(default_factory=list)  # parameters that on_epoch unfreezes later
     metrics: dict[str, float] = field(default_factory=dict)
@@ -121,6 +121,15 @@ class SanityCheck:
             import torch
 
             self.scaler = torch.amp.GradScaler(self.execution.context.device.type, init_scale=1.0)  # no overflow
+
+    @property
+    def name(self) -> str:
+        """Name of the task's class."""
+        return type(self.task).__name__
+
+    def note(self, text: str) -> None:
+        """Log a message."""
+        self.log.write("message", text=text)
 
     def at(self, method: str, doing: str, batch: Any = None) -> None:
         """Set the scene: `method` of the task is called next, `doing` describes the circumstance."""
@@ -149,7 +158,6 @@ def check_first_loss(task: Any, result: Any, data: Any, allow_nan: bool = False)
 
 
 def _nan_in_loss(task: Any, where: str, value: float) -> str:
-    """Return the message for allowed NaN in the data that the loss does not ignore."""
     return (
         f"{where}, which data.allow_nan=true allows, and {type(task).__name__}.loss is {value}. "
         "Ignore those values in `loss`."
@@ -174,7 +182,7 @@ def check_finite_loss(check: SanityCheck, loss: Loss, forward: Callable[[], Any]
         else "The model's outputs are finite, so the NaN comes from `loss`: check it"
     )
     raise RequestError(
-        f"{type(check.task).__name__}.loss is {value} for the first training batch, before any step, and the batch is "
+        f"{check.name}.loss is {value} for the first training batch, before any step, and the batch is "
         f"finite. {cause} for a division by zero, and for a log or root of values that are not above 0."
     )
 
@@ -195,49 +203,10 @@ def check_gradients(check: SanityCheck) -> None:
     if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise RequestError(
-            f"{type(check.task).__name__}.loss is finite for the first training batch, and the gradients of {bad[0]}"
+            f"{check.name}.loss is finite for the first training batch, and the gradients of {bad[0]}"
             f"{more} are not. Look for a root, a norm or a log at 0, or a division by zero under torch.where: "
             "write (x + 1e-8).sqrt(), or clamp x before."
         )
-
-# %% ../../nbs/50_train/08_sanity_check.ipynb #cd1dff60
-def _watched_norms(model: Any, narrow: list[str]) -> Any:
-    """Append the names of batch norms with one value per sample and channel to `narrow` in this block."""
-    import torch
-
-    def look(name: str) -> Callable:
-        def hook(module: Any, inputs: Any) -> None:
-            x = inputs[0] if inputs else None
-            if module.training and torch.is_tensor(x) and x.dim() > 1 and x.numel() == x.shape[0] * x.shape[1]:
-                narrow.append(name)
-
-        return hook
-
-    stack = contextlib.ExitStack()
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            stack.callback(module.register_forward_pre_hook(look(name)).remove)
-    return stack
-
-# %% ../../nbs/50_train/08_sanity_check.ipynb #436786f8
-def check_last_batch(check: SanityCheck, narrow: list[str]) -> None:
-    """Raise RequestError if a micro batch of any rank has one sample and a batch norm needs two."""
-    if not narrow:
-        return
-    plan = check.plan
-    for step in {0, plan.steps_per_epoch - 1}:
-        for rank in range(plan.world_size):
-            for cut in train_cuts(plan, rank, step):
-                if cut.stop - cut.start != 1:
-                    continue
-                where = f" on rank {rank}" if plan.world_size > 1 else ""
-                helps = plan.micro_batch_size > 1 and plan.samples_per_epoch > plan.effective_batch_size
-                mend = "Set data.drop_last=true, or another" if helps else "Set a larger"
-                raise RequestError(
-                    f"{type(check.task).__name__}.model has batch norm ({narrow[0]}), which needs two samples, and a "
-                    f"micro batch of each epoch has one{where}: {plan.samples_per_epoch} samples in micro batches of "
-                    f"{plan.micro_batch_size}. {mend} data.micro_batch_size."
-                )
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #8544734c
 def report_uneven_mean(check: SanityCheck, weighed: bool = False) -> None:
@@ -249,7 +218,7 @@ def report_uneven_mean(check: SanityCheck, weighed: bool = False) -> None:
         return
     batches = None if weighed else check.train
     if text := uneven_mean(check.task, check.model, check.batch.data, check.batch.samples, batches):
-        check.log.write("message", text=text)
+        check.note(text)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #e3096cc8
 def gradients_of(model: Any) -> list[tuple]:
@@ -263,24 +232,24 @@ def check_left_alone(check: SanityCheck, before: list[tuple], trains: bool = Tru
     `before` is the result of `gradients_of` before the call. `trains`: whether the model was in train mode (default
     True).
     """
-    name = type(check.task).__name__
+    name = check.name
     if gradients_of(check.model) != before:
         raise RequestError(f"{name}.loss has called backward(), which the run does. Return the loss without it.")
     if trains and not check.model.training:
-        text = f"{name}.loss sets the model to eval mode, so that dropout and batch norm do not train. Remove that call"
-        check.log.write("message", text=text)
+        check.note(
+            f"{name}.loss sets the model to eval mode, so that dropout and batch norm do not train. Remove that call"
+        )
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #34ec36b3
 def report_small_weight(check: SanityCheck, loss: Loss) -> None:
     """Log that a pair of numbers is taken for (sum, weight) and its weight is too small."""
     samples, weight = check.batch.samples, None if loss.weight is None else float(loss.weight)
     if weight is not None and 0 < weight < 1 and samples > 1:
-        text = (
-            f"{type(check.task).__name__}.loss returned two numbers, which are taken for a sum and its weight, and the "
+        check.note(
+            f"{check.name}.loss returned two numbers, which are taken for a sum and its weight, and the "
             f"weight of {samples} samples is {weight:.4g}. Return another number in sk.Loss(loss, "
             "logs={name: (sum, count)})"
         )
-        check.log.write("message", text=text)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #a56ad42b
 def _as_in_ddp(model: Any) -> Any:
@@ -309,7 +278,7 @@ def _as_in_ddp(model: Any) -> Any:
 # %% ../../nbs/50_train/08_sanity_check.ipynb #3f7559d7
 def check_exchange(check: SanityCheck, outer: Any) -> None:
     """Raise RequestError if DDP could not reduce the gradients of the first batch. `outer` is from `_as_in_ddp`."""
-    name = type(check.task).__name__
+    name = check.name
     if not outer.passes:
         raise RequestError(
             f"{name}.loss has not called the `model` it is given, so that its gradients would not be reduced "
@@ -375,7 +344,7 @@ def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> N
     """
     if any(q.requires_grad for q in model.parameters()):
         return
-    name = type(check.task).__name__
+    name = check.name
     if learned:
         raise RequestError(
             f"{name}.on_epoch froze every parameter, so that epoch {epoch} would train nothing. Leave some "
@@ -403,7 +372,7 @@ def in_first_epoch(check: SanityCheck, task: Any, model: Any) -> Iterator[None]:
             q.requires_grad_(learns)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #219df6b7
-def _counted(samples: int) -> str:
+def _samples_text(samples: int) -> str:
     return f"{samples} sample{'s' * (samples > 1)}"
 
 
@@ -417,8 +386,9 @@ def try_smallest(check: SanityCheck) -> None:
     size = min(cut.stop - cut.start for cut in cuts)
     if check.sharded or size >= check.batch.samples:
         return
-    few, data = _counted(size), read_rows(check.train, slice(0, size))
-    check.at("loss", f"on a training batch of {few}, the size of an epoch's last one", data)
+    hint = " (data.drop_last=true omits it)" if plan.samples_per_epoch > plan.effective_batch_size else ""
+    few, data = f"{_samples_text(size)}, the size of an epoch's last one{hint}", read_rows(check.train, slice(0, size))
+    check.at("loss", f"on a training batch of {few}", data)
     gradients = [(q, q.grad) for q in check.model.parameters()]
     check.model.zero_grad()
     moment = Moment(0, 0, total_steps(check.config, plan))
@@ -428,44 +398,41 @@ def try_smallest(check: SanityCheck) -> None:
     value.backward()
     for q, before in gradients:
         q.grad = before
-    number, name = float(value.detach()), type(check.task).__name__
+    number = float(value.detach())
     if not math.isfinite(number) and check.config.training.nan_policy == "stop":
         raise RequestError(
-            f"{name}.loss is {number} for a training batch of {few}, the size of an epoch's last "
-            f"one: {plan.samples_per_epoch} samples in micro batches of {plan.micro_batch_size}. Set "
-            "data.drop_last=true, or another data.micro_batch_size."
+            f"{check.name}.loss is {number} for a training batch of {few}: {plan.samples_per_epoch} samples in micro "
+            f"batches of {plan.micro_batch_size}. Set another data.micro_batch_size."
         )
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #75eb9421
 def try_loss(check: SanityCheck) -> str:
     """Compute loss and gradients of one training batch. RequestError: a value is not finite, or the form is wrong."""
     with in_first_epoch(check, check.task, check.model):
-        told = _loss_of_first_batch(check)
+        detail = _loss_of_first_batch(check)
         try_smallest(check)
-        return told
+        return detail
 
 
 def _loss_of_first_batch(check: SanityCheck) -> str:
-    """Compute loss and gradients with the model of the first epoch."""
     check.at("datasets", "while the first training batch was made")
     check.batch = next(iter(check.train.epoch(0)))
     data = check.batch.data
-    if odd := check_collated(check.task, data, check.batch.samples):
-        check.log.write("message", text=odd)
-    if odd := read_twice(check.train, check.task, data):
-        check.log.write("message", text=odd)
+    if message := check_collated(check.task, data, check.batch.samples):
+        check.note(message)
+    if message := read_twice(check.train, check.task, data):
+        check.note(message)
     check.at("loss", "on a training batch", data)
-    narrow, before, trains = list[str](), gradients_of(check.model), check.model.training
+    before, trains = gradients_of(check.model), check.model.training
     moment = Moment(0, 0, total_steps(check.config, check.plan))
     loss_of = check.execution.context.in_precision(loss_at(check.task, lambda: moment))
     context = check.execution.context
     given = _as_in_ddp(check.model) if context.strategy == "ddp" and context.world_size > 1 else check.model
-    with _watched_norms(check.model, narrow), watch_shapes(check.task, check.batch.samples):
+    with watch_shapes(check.task, check.batch.samples):
         result = loss_of(given, data)
     check_left_alone(check, before, trains)
     check_first_loss(check.task, result, data, check.config.data.allow_nan)
     check_finite_loss(check, as_loss(result), lambda: loss_of(check.model, data))
-    check_last_batch(check, narrow)
     loss = as_loss(result)
     report_uneven_mean(check, weighed=loss.weight is not None)
     report_small_weight(check, loss)
@@ -505,8 +472,7 @@ def try_epochs(check: SanityCheck) -> list[str]:
     later = sorted(ever - at_first)
     if later:
         more = f" and {len(later) - 3} more" if len(later) > 3 else ""
-        text = f"on_epoch unfreezes {', '.join(later[:3])}{more} later: the optimizer has them from the start"
-        check.log.write("message", text=text)
+        check.note(f"on_epoch unfreezes {', '.join(later[:3])}{more} later: the optimizer has them from the start")
     return later
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #d08fc67f
@@ -531,8 +497,8 @@ def try_step(check: SanityCheck) -> str:
     if learner.scheduler is not None:
         check.at("scheduler", "in its first step")
         step_scheduler(learner, *([1.0] if learner.interval == "plateau" else []))
-        if odd := counts_epochs(learner.scheduler, check.config, total_steps(check.config, check.plan)):
-            check.log.write("message", text=odd)
+        if message := counts_epochs(learner.scheduler, check.config, total_steps(check.config, check.plan)):
+            check.note(message)
     learner.optimizer.zero_grad()
     scheduler = "" if learner.scheduler is None else f", {type(learner.scheduler).__name__}"
     return f"{type(learner.optimizer).__name__}{scheduler}"
@@ -602,13 +568,12 @@ def check_finite_metrics(check: SanityCheck, data: Any) -> None:
     if where:
         raise RequestError(f"{where}. {CLEAN}")
     for name, value in bad.items():
-        text = (
+        check.note(
             f"{name} is {value} on the first validation batches. If it stays so, it cannot select the best checkpoint"
         )
-        check.log.write("message", text=text)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #c6aac2de
-_WHATEVER_THE_ROWS = (NameError, AttributeError, ImportError, TypeError, NotImplementedError)
+_INDEPENDENT_OF_ROWS = (NameError, AttributeError, ImportError, TypeError, NotImplementedError)
 
 
 def _try_on_training_batch(check: SanityCheck, part: Callable[[SanityCheck], str]) -> str:
@@ -617,30 +582,33 @@ def _try_on_training_batch(check: SanityCheck, part: Callable[[SanityCheck], str
         return "no data to check it on"
     try:
         with leaving_no_trace(check.task, check.model):
-            told = part(check)
-        return f"{told}, on a training batch: there are no others"
-    except (RequestError, *_WHATEVER_THE_ROWS):
+            detail = part(check)
+        return f"{detail}, on a training batch: there are no others"
+    except (RequestError, *_INDEPENDENT_OF_ROWS):
         raise
     except Exception as error:
         if out_of_memory(error) or rank_lost(error):
             raise
-        name = f"{type(check.task).__name__}.{method_of(error, check.task, check.scene.method)}"
-        text = (
-            f"{name} could not be checked on a training batch, the only one available: {type(error).__name__}: {error}"
-        )
-        check.log.write("message", text=text)
+        name = f"{check.name}.{method_of(error, check.task, check.scene.method)}"
+        text = f"{name} could not be checked on a training batch, the only data: {type(error).__name__}: {error}"
+        check.note(text)
         return text
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #8abe2681
-def _scored(check: SanityCheck) -> str:
-    check.at("metrics", "on a training batch, as there are no validation data", check.batch.data)
+def _score(check: SanityCheck, batch: Any) -> dict[str, tuple]:
     precise = check.execution.context.in_precision
-    scores, outputs = score_batch(check.task, check.model, check.batch, in_precision=precise)
+    with leaving_no_trace(check.task, check.model) as evaluated:
+        scores, outputs = score_batch(check.task, check.model, batch, in_precision=precise, evaluated=evaluated)
     check_numbers(check.task, scores)
     if provides(check.task, "metrics_all") and outputs is not None:
         check_outputs(check.task, outputs, "metrics_all")
-        check_rows(check.task, outputs, check.batch)
-    return ", ".join(scores)
+        check_rows(check.task, outputs, batch)
+    return scores
+
+
+def _scored(check: SanityCheck) -> str:
+    check.at("metrics", "on a training batch, as there are no validation data", check.batch.data)
+    return ", ".join(_score(check, check.batch))
 
 
 def _predicted_there(check: SanityCheck) -> str:
@@ -652,17 +620,6 @@ def _predicted_there(check: SanityCheck) -> str:
     return "predicted"
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #1c9031fc
-def _score(check: SanityCheck, batch: Any) -> None:
-    """Compute and check the metrics of a batch."""
-    precise = check.execution.context.in_precision
-    with leaving_no_trace(check.task, check.model) as evaluated:
-        scores, outputs = score_batch(check.task, check.model, batch, in_precision=precise, evaluated=evaluated)
-    check_numbers(check.task, scores)
-    if provides(check.task, "metrics_all") and outputs is not None:
-        check_outputs(check.task, outputs, "metrics_all")
-        check_rows(check.task, outputs, batch)
-
-
 def _last_batch(check: SanityCheck, dataset: Any, stage: str) -> Any:
     """Return a batch of the size of the last batch of `dataset`; None if that is complete."""
     c, place = check.config, Placement(check.execution.context.device)
@@ -678,9 +635,8 @@ def try_evaluation(check: SanityCheck) -> str:
     """Evaluate the first validation batches. RequestError: wrong form, or data that are not finite."""
     if check.valid is None:
         if written := [name for name in ("metrics", "metrics_all") if provides(check.task, name)]:
-            name = f"{type(check.task).__name__}.{written[0]}"
-            text = f"{name} is not used: there are no validation data. Return them from `datasets` as the second"
-            check.log.write("message", text=text)
+            name = f"{check.name}.{written[0]}"
+            check.note(f"{name} is not used: there are no validation data. Return them from `datasets` as the second")
         return _try_on_training_batch(check, _scored) if written else "no validation data"
     context, budget, batch = check.execution.context, check.execution.budget, next(iter(check.valid.epoch(0)))
     check_collated(check.task, batch.data, batch.samples)
@@ -688,7 +644,9 @@ def try_evaluation(check: SanityCheck) -> str:
     if not check.sharded:
         _score(check, batch)
         if (last := _last_batch(check, check.valid_data, "valid")) is not None:
-            check.at("loss", f"on a validation batch of {_counted(last.samples)}, the size of the last one", last.data)
+            check.at(
+                "loss", f"on a validation batch of {_samples_text(last.samples)}, the size of the last one", last.data
+            )
             _score(check, last)
     at_most_s = sanity_check_limit_s(budget)
     result = first_evaluation(check.task, check.model, check.valid, context, check.passes, at_most_s)
@@ -696,26 +654,23 @@ def try_evaluation(check: SanityCheck) -> str:
     budget.expect("eval", seconds)
     if problems:
         check.unseen = problems[0]
-        text = f"metrics_all could not be checked on the first samples alone ({check.unseen})"
-        check.log.write("message", text=text)
+        check.note(f"metrics_all could not be checked on the first samples alone ({check.unseen})")
     check_finite_metrics(check, batch.data)
     return ", ".join(f"{name} {value:.4g}" for name, value in check.metrics.items())
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #2b32ce7a
 def _check_numbers_predicted(check: SanityCheck, outputs: Any) -> None:
     """Raise RequestError if a table needs complex `outputs`; log outputs that are not finite."""
-    name = f"{type(check.task).__name__}.predict"
+    name = f"{check.name}.predict"
     kinds = {str(getattr(leaf, "dtype", "")).removeprefix("torch.") for leaf in leaves_of(outputs)}
-    strange = next((kind for kind in kinds if kind.startswith("complex")), None)
-    if strange and check.execution.budget.predictions and not provides(check.task, "submission"):
+    complex_kind = next((kind for kind in kinds if kind.startswith("complex")), None)
+    if complex_kind and check.execution.budget.predictions and not provides(check.task, "submission"):
         raise RequestError(
-            f"{name} returned {strange}, and a table has columns of real numbers. Return .real or .abs(), or write "
+            f"{name} returned {complex_kind}, and a table has columns of real numbers. Return .real, .abs(), or write "
             "`submission(predictions)`."
         )
     if where := find_non_finite(outputs, f"The result of {name} for a test batch"):
-        check.log.write(
-            "message", text=f"{where}. The model is not trained yet; after training it has to return numbers"
-        )
+        check.note(f"{where}. The model is not trained yet; after training it has to return numbers")
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #306cd09f
 def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None:
@@ -743,13 +698,11 @@ def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None
         sure = False
         table_text(table)
     except Exception as error:
-        rows = not isinstance(error, (RequestError, *_WHATEVER_THE_ROWS)) and "only integers" not in str(error)
+        rows = not isinstance(error, (RequestError, *_INDEPENDENT_OF_ROWS)) and "only integers" not in str(error)
         if wanted and (whole or (sure and not rows)):
             raise
         message = str(error) if isinstance(error, RequestError) else explain(error, check.scene).error
-        check.log.write(
-            "message", text=f"the table may need all predictions, since it could not be checked on one batch: {message}"
-        )
+        check.note(f"the table may need all predictions, since it could not be checked on one batch: {message}")
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #ff599c7f
 def write_guess(check: SanityCheck, outputs: Any, batch: Any, samples: int) -> None:
@@ -772,7 +725,7 @@ def write_guess(check: SanityCheck, outputs: Any, batch: Any, samples: int) -> N
         write_constant(SubmissionFile(out, execution.run_dir), check.task, some, samples)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #bab1d21b
-_TIMES_HELD = 3  # copies of all predictions while a table or a mean is made
+_COPIES_HELD = 3  # copies of all predictions while a table or a mean is made
 
 
 def report_large_predictions(check: SanityCheck, outputs: Any, samples: int, of: int) -> None:
@@ -785,13 +738,12 @@ def report_large_predictions(check: SanityCheck, outputs: Any, samples: int, of:
         of: Number of all samples.
     """
     size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves_of(outputs)) / samples * of
-    if (needed := _TIMES_HELD * size) > (free := free_memory()):
-        text = (
+    if (needed := _COPIES_HELD * size) > (free := free_memory()):
+        check.note(
             f"the predictions of {of} samples take {size / 2**30:.1f} GiB, and a table or mean of them needs "
             f"about {needed / 2**30:.1f} GiB of memory, but {free / 2**30:.1f} GiB are free: return fewer numbers "
             "a sample from `predict`, or smaller ones"
         )
-        check.log.write("message", text=text)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #6f34cb14
 def _predict_some(check: SanityCheck, dataset: Any) -> float:
@@ -813,10 +765,10 @@ def _predict_some(check: SanityCheck, dataset: Any) -> float:
     seconds = predictions_s(check.task, check.model, dataset, check.config, check.execution.context, predict)
     if (last := _last_batch(check, dataset, "predict")) is not None:
         with leaving_no_trace(check.task, check.model):
-            predict(last, f"on a test batch of {_counted(last.samples)}, the size of the last one")
+            predict(last, f"on a test batch of {_samples_text(last.samples)}, the size of the last one")
     if first and first[0][1].samples > 0:
         outputs, batch = first[0]
-        check.tried = batch
+        check.predicted_batch = batch
         report_large_predictions(check, outputs, batch.samples, len(dataset))
         try_table(check, outputs, batch, whole=batch.samples == len(dataset))
         write_guess(check, outputs, batch, len(dataset))
@@ -824,7 +776,6 @@ def _predict_some(check: SanityCheck, dataset: Any) -> float:
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #033df6f1
 def _nothing_to_predict(task: Any) -> str:
-    """Return the message for required predictions without samples."""
     name = type(task).__name__
     if provides(task, "test_dataset"):
         return f"{name}.test_dataset returned no samples, and predictions are required. Return samples to predict."
@@ -832,7 +783,6 @@ def _nothing_to_predict(task: Any) -> str:
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #348023a6
 def _reserve_prediction(check: SanityCheck, seconds: float) -> None:
-    """Reserve the time for test predictions and the start of their process."""
     budget = check.execution.budget
     budget.observe("predict", seconds)
     at_once = check.execution.out is not None and check.config.distributed.num_nodes == 1
@@ -842,7 +792,7 @@ def _reserve_prediction(check: SanityCheck, seconds: float) -> None:
         budget.observe("start", 1.5 * budget.starts_s + 1)
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #b8aabfc3
-_SHOWN_BY_PREDICTIONS = ("metrics", "metrics_all", "submission", "views")  # methods of tasks that predict
+_PREDICTING_METHODS = ("metrics", "metrics_all", "submission", "views")  # methods of tasks that predict
 
 
 def try_prediction(check: SanityCheck) -> str:
@@ -864,16 +814,15 @@ def try_prediction(check: SanityCheck) -> str:
     if broken and wanted:
         raise RequestError(f"The test data for predictions after training cannot be created: {broken}")
     if broken:
-        text = f"no time is reserved for test predictions, because there are no test data: {broken}"
-        check.log.write("message", text=text)
+        check.note(f"no time is reserved for test predictions, because there are no test data: {broken}")
     if dataset is None and wanted:
         raise RequestError(_nothing_to_predict(task))
     if broken:
         return f"no test data: {broken}"
     if dataset is None:
-        will = any(provides(task, name) for name in ("predict", *_SHOWN_BY_PREDICTIONS))
+        will = any(provides(task, name) for name in ("predict", *_PREDICTING_METHODS))
         return _try_on_training_batch(check, _predicted_there) if will else "no data to predict"
-    if not (wanted or has_test or any(provides(task, name) for name in _SHOWN_BY_PREDICTIONS)):
+    if not (wanted or has_test or any(provides(task, name) for name in _PREDICTING_METHODS)):
         return "not asked for"
     seconds = _predict_some(check, dataset)
     if budget.ends is not None and (wanted or has_test):
@@ -894,21 +843,19 @@ def check_room(check: SanityCheck, needed: int, content: CheckpointContent) -> s
         )
     if needed > room:
         check.weights_only = True
-        text = f"{shortage}: only weights are saved, so that the run can predict but not be resumed"
-        check.log.write("message", text=text)
+        check.note(f"{shortage}: only weights are saved, so that the run can predict but not be resumed")
     each = weights if check.weights_only else needed
     at_once = checkpoints_at_once(check.config, check.valid is not None, each)
     if sum(at_once.values()) * each > room:
-        text = (
+        check.note(
             f"{shortage}: there is room for {int(room // each)} at a time, and up to {sum(at_once.values())} are kept "
             f"({', '.join(f'{name}: {n}' for name, n in at_once.items() if n)}). Once it is full, no more are saved: "
             "make room, or keep fewer"
         )
-        check.log.write("message", text=text)
     return f"{needed / 2**20:.1f} MiB{', the weights alone' if check.weights_only else ''}"
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #d0a12a52
-_GATHERED = 2**30  # largest size of a sharded model with optimizer that is gathered in the check
+_MAX_GATHERED_BYTES = 2**30  # largest size of a sharded model with optimizer that is gathered in the check
 
 
 def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
@@ -939,23 +886,26 @@ def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
 def load_back(check: SanityCheck, learner: Learner, content: CheckpointContent) -> None:
     """Load `content` into the objects it came from. RequestError: this fails."""
     module, state = check.execution.context.unwrap(check.model), content.state
-    parts: dict[str, Callable[[], Any]] = {
+    parts = {
         "model": lambda: load_whole_model(module, content.model, kept=still_frozen(module, learner.base)),
         "optimizer": lambda: load_whole_optimizer(learner.optimizer, state["optimizer"]),
         "scheduler": lambda: learner.scheduler and learner.scheduler.load_state_dict(state["scheduler"]),
         "scaler": lambda: check.scaler and check.scaler.load_state_dict(state["scaler"]),
     }
+    _load_parts(check.task, parts)
+
+
+def _load_parts(task: Any, parts: dict[str, Callable[[], Any]]) -> None:
     for part, load in parts.items():
         try:
             load()
         except Exception as error:
             if out_of_memory(error) or rank_lost(error):
                 raise
-            raise _cannot_load(check.task, part, f"{type(error).__name__}: {error}") from None
+            raise _cannot_load(task, part, f"{type(error).__name__}: {error}") from None
 
 
 def _cannot_load(task: Any, part: str, why: str) -> RequestError:
-    """Return the error for a model, optimizer or scheduler that does not load its own state."""
     why = re.sub(r"Error\(s\) in loading state_dict for \w+: ", "", " ".join(why.split()))[:300].rstrip(".")
     mend = "Its load_state_dict has to take what its state_dict returns."
     if "_extra_state" in why:
@@ -970,7 +920,6 @@ def _cannot_load(task: Any, part: str, why: str) -> RequestError:
 # %% ../../nbs/50_train/08_sanity_check.ipynb #06ceb84f
 @contextlib.contextmanager
 def _uncompiled(*models: Any) -> Iterator[None]:
-    """Disable compilation of `models` and output of the task in this block."""
     compiled = [(m, own) for model in models for m in model.modules() if (own := m._compiled_call_impl) is not None]
     try:
         for module, _ in compiled:
@@ -983,7 +932,6 @@ def _uncompiled(*models: Any) -> Iterator[None]:
 
 
 def _own_copy(data: Any) -> Any:
-    """Return a copy of a batch, which the task may change; the batch itself if it cannot be copied."""
     try:
         return copy.deepcopy(data)
     except Exception:
@@ -991,31 +939,30 @@ def _own_copy(data: Any) -> Any:
 
 
 def _predicted(check: SanityCheck, task: Any, model: Any) -> list[Any]:
-    """Return the parts of the task's prediction for the batch of the check."""
     import torch
 
-    batch, predict = check.tried or check.batch, check.execution.context.in_precision(predict_views)
+    batch, predict = check.predicted_batch or check.batch, check.execution.context.in_precision(predict_views)
     seed_everything(check.config.seed)
     model.eval()
     with torch.no_grad():
         return list(leaves_of(predict(task, model, _own_copy(batch.data), check.config)))
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #94f8d729
-def apart(ones: list[Any], others: list[Any]) -> float:
+def relative_difference(ones: list[Any], others: list[Any]) -> float:
     """Return the relative difference of two predictions: by the largest number, or the share of unequal values."""
     if len(ones) != len(others):
         return 1.0
-    return max((_leaf_apart(one, other) for one, other in zip(ones, others, strict=True)), default=0.0)
+    return max((_leaf_difference(one, other) for one, other in zip(ones, others, strict=True)), default=0.0)
 
 
-def _leaf_apart(one: Any, other: Any) -> float:
+def _leaf_difference(one: Any, other: Any) -> float:
     import torch
 
     if getattr(one, "shape", None) != getattr(other, "shape", None):
         return 1.0
     if not (torch.is_tensor(one) and torch.is_tensor(other)):
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            return _leaf_apart(torch.as_tensor(one), torch.as_tensor(other))
+            return _leaf_difference(torch.as_tensor(one), torch.as_tensor(other))
         return float(not bool(one == other))
     one, other = (torch.nan_to_num(torch.view_as_real(t) if t.is_complex() else t).detach().cpu() for t in (one, other))
     if not one.is_floating_point():
@@ -1035,17 +982,16 @@ def _give_held(check: SanityCheck, task: Any, model: Any, kept: dict[str, Any]) 
 @contextlib.contextmanager
 def _next_task(again: NextProcess, first: list[str] | None) -> Iterator[Any]:
     """Yield a new task, with attributes from `datasets` if that is called first."""
-    task = again.arrived.anew()
+    task = again.arrived.rebuild()
     with contextlib.ExitStack() as stack:
         if first is None:
-            stack.enter_context(again.arrived.classes_as_then())
+            stack.enter_context(again.arrived.original_classes())
         elif hasattr(task, "__dict__"):
             vars(task).update(again.found)
         yield task
 
 
 def _model_again(check: SanityCheck, task: Any, weights: dict[str, Any], learner: Learner) -> Any:
-    """Return a new model of `task` with the saved weights, on the device. RequestError: they do not fit."""
     check.scene = Scene(task, "model", "when it was called again, as in the next process")
     entry = learner.base.entry() if learner.base is not None else None
     try:
@@ -1062,13 +1008,15 @@ def _check_predictions(check: SanityCheck, task: Any, model: Any) -> None:
     except Exception:
         return  # predictions are not required, or their failure was reported
     check.scene = Scene(task, "predict", "with a new model, as in the next process")
-    far = apart(before, _predicted(check, task, model))
+    difference = relative_difference(before, _predicted(check, task, model))
     limit = 1e-4 if check.execution.context.mixed_precision == "no" else 0.05
-    if far <= limit or far <= 10 * apart(before, _predicted(check, check.task, check.model)):
+    if difference <= limit or difference <= 10 * relative_difference(
+        before, _predicted(check, check.task, check.model)
+    ):
         return  # equal, or random for the first model too
     raise RequestError(
         f"{type(task).__name__} predicts differently with a new model that has the saved weights: outputs differ by "
-        f"{far:.2g} of the largest. They depend on a value that no checkpoint has: make it a parameter or buffer "
+        f"{difference:.2g} of the largest. They depend on state outside checkpoints: make it a parameter or buffer "
         "of the model, or draw it from the seed of the settings."
     )
 
@@ -1093,42 +1041,39 @@ def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, 
     assert check.next_process is not None
     check.scene = Scene(task, "optimizer", "when it was made again, as in a resumed run")
     new = check.next_process.learner_of(task, model)
-    parts: dict[str, Callable[[], Any]] = {
+    parts = {
         "optimizer": lambda: load_whole_optimizer(new.optimizer, state["optimizer"]),
         "scheduler": lambda: new.scheduler and new.scheduler.load_state_dict(state["scheduler"]),
     }
-    for part, load in parts.items():
-        try:
-            load()
-        except Exception as error:
-            if out_of_memory(error):
-                raise
-            raise _cannot_load(task, part, f"{type(error).__name__}: {error}") from None
+    _load_parts(task, parts)
     ours, theirs = (set(map(id, each.held.named().values())) if each.held else set() for each in (learner, new))
     if check.execution.context.world_size > 1 or ours & theirs:
         return  # a step would involve other ranks or shared tensors
     steps = [_one_step(check, *each) for each in ((check.task, check.model, learner), (task, model, new))]
-    length, far = (math.sqrt(sum(float(d.double().square().sum()) for d in each)) for each in (steps[0], _less(*steps)))
-    if math.isfinite(far) and far > (1e-3 if check.execution.context.device.type == "cpu" else 0.2) * length:
-        text = (
+    length, difference = (
+        math.sqrt(sum(float(d.double().square().sum()) for d in each)) for each in (steps[0], _differences(*steps))
+    )
+    if (
+        math.isfinite(difference)
+        and difference > (1e-3 if check.execution.context.device.type == "cpu" else 0.2) * length
+    ):
+        check.note(
             f"a resumed run of {type(task).__name__} differs from an uninterrupted one: its "
             "next step differs. `loss` or the optimizer has state outside the model and `state_dict`, which is in no "
             "checkpoint"
         )
-        check.log.write("message", text=text)
 
 
-def _less(ones: list[Any], others: list[Any]) -> list[Any]:
+def _differences(ones: list[Any], others: list[Any]) -> list[Any]:
     return [one - other for one, other in zip(ones, others, strict=True)]
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #1fa8f827
-_SECOND = 2**29  # largest model of which the check creates a second one
+_MAX_SECOND_MODEL_BYTES = 2**29  # largest model of which the check creates a second one
 
 
-def _second_fits(check: SanityCheck) -> bool:
-    """Return whether the model is small enough for a second one."""
+def _second_model_fits(check: SanityCheck) -> bool:
     tensors = (*check.model.parameters(), *check.model.buffers())
-    return not check.sharded and tensor_bytes(list(tensors)) <= _SECOND
+    return not check.sharded and tensor_bytes(list(tensors)) <= _MAX_SECOND_MODEL_BYTES
 
 
 def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointContent) -> str:
@@ -1138,7 +1083,7 @@ def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointCo
     resuming fails.
     """
     again = check.next_process
-    if again is None or not _second_fits(check):
+    if again is None or not _second_model_fits(check):
         return ""
     (weights, state, kept), _ = read_back((content.model, content.state, content.task))
     ways = [again.first] if again.first is not None or not again.found else [None, sorted(again.found)]
@@ -1161,7 +1106,6 @@ def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointCo
 
 # %% ../../nbs/50_train/08_sanity_check.ipynb #f15d0512
 def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
-    """Return the bytes of a checkpoint of a sharded model and its optimizer."""
     module = check.execution.context.unwrap(check.model)
     held = without(module.state_dict(), still_frozen(module, learner.base))
     return tensor_bytes([held, learner.optimizer.state_dict()])
@@ -1169,7 +1113,7 @@ def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
 # %% ../../nbs/50_train/08_sanity_check.ipynb #ae0ee094
 def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
     """Return the size of `content` in words. RequestError: it cannot be saved."""
-    name = type(check.task).__name__
+    name = check.name
     for key, tensor in content.model.items():
         if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
             raise RequestError(
@@ -1198,9 +1142,9 @@ def try_checkpoint(check: SanityCheck) -> str:
         return "none, as checkpoint.enabled=false says"
     if learner is None or not (check.sharded or context.is_main):
         return "written by rank 0"
-    if check.sharded and (size := _gathered_bytes(check, learner)) > _GATHERED:
+    if check.sharded and (size := _gathered_bytes(check, learner)) > _MAX_GATHERED_BYTES:
         return f"not checked: {size / 2**30:.1f} GiB would have to be gathered from all ranks"
-    if check.next_process is not None and context.world_size == 1 and _second_fits(check):
+    if check.next_process is not None and context.world_size == 1 and _second_model_fits(check):
         check.at("loss", "in a second step", check.batch.data)
         with _uncompiled(check.model):
             _one_step(check, check.task, check.model, learner)  # after it, schedules have moved
@@ -1267,7 +1211,7 @@ def try_contract(
             on_result(result)
             if result.error:
                 raise RequestError(result.sentence)
-        check.learner = check.batch = check.tried = None  # to free their memory
+        check.learner = check.batch = check.predicted_batch = None  # to free their memory
         for optimizer, state in restores:
             optimizer.load_state_dict(state)
     context.heartbeat.beat("preparing")

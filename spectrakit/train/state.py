@@ -41,10 +41,7 @@ from ..watchdog.time_budget import Budget, kill_at
 # %% ../../nbs/50_train/02_state.ipynb #23a2fc01
 @dataclass
 class Progress:
-    """Counters of a run. `step` counts optimizer steps, `window` counts accumulation windows of the current epoch.
-
-    Steps that fp16 skipped are included, since their samples were read.
-    """
+    """Counters of a run: optimizer steps, also if fp16 skipped them, and accumulation windows of the current epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -282,7 +279,6 @@ class TrainState:
         return [part for part in self.parts if methods([part], moment)]
 
     def _names_in_groups(self) -> list[list[str | None]] | None:
-        """Return the names of the optimizer's parameters if `on_epoch` may add parameters."""
         if not provides(self.task, "on_epoch"):
             return None
         trained = self.learner.held.trained if self.learner.held else ()
@@ -356,10 +352,7 @@ def save_due(s: TrainState, epoch_end: bool) -> bool:
 
 
 def first_saves_s(config: Config) -> float:
-    """Return the seconds that saving may exceed its share of the time.
-
-    0 for checkpoints by epoch or for the best result: epochs may be short, and unwritten checkpoints occupy memory.
-    """
+    """Return the seconds that saving may exceed its share of the time; 0 for checkpoints by epoch or best result."""
     c = config.checkpoint
     return ADVANCE_S if c.every_n_steps or c.every_minutes or average_plan(config) else 0.0
 
@@ -385,8 +378,7 @@ def average_plan(config: Config) -> tuple[str, int] | None:
 def checkpoints_at_once(config: Config, has_valid: bool, each: int) -> dict[str, int]:
     """Return the largest number of checkpoints on the disk at a time, by reason.
 
-    Depends on keep_last, max_bytes and `training.average` of `config`. `has_valid` tells whether there are
-    evaluations, hence a best checkpoint. `each` is the size of a checkpoint in bytes.
+    `config` has the limits. `has_valid`: there are evaluations, hence a best checkpoint. `each`: bytes of a checkpoint.
     """
     c, plan = config.checkpoint, average_plan(config)
     limits = {f"checkpoint.keep_last={c.keep_last}": c.keep_last}
@@ -446,10 +438,7 @@ def gpu_generator(device: Any) -> Any:
 
 
 def state_at(generator: Any, position: tuple[int, int]) -> Any:
-    """Return the state of a GPU's `generator` at `position` (seed, offset), leaving the generator unchanged.
-
-    A step records these two numbers because copying the state is slower.
-    """
+    """Return the state of a GPU's `generator` at `position` (seed, offset), leaving the generator unchanged."""
     before = generator.get_state()
     generator.manual_seed(position[0])
     generator.set_offset(position[1])
@@ -459,7 +448,6 @@ def state_at(generator: Any, position: tuple[int, int]) -> Any:
 
 # %% ../../nbs/50_train/02_state.ipynb #54b25101
 def _boundary_random_state(s: TrainState) -> dict:
-    """Return the random states of the last step boundary."""
     state = random_state()
     if s.window.rng_state is None:
         return state
@@ -475,7 +463,6 @@ def left_out(s: TrainState) -> frozenset[str]:
 
 # %% ../../nbs/50_train/02_state.ipynb #97b25d17
 def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
-    """Return the model weights for a checkpoint; `ending` at the end of the run."""
     for keep in methods(s.parts, "weights_to_keep"):
         if (weights := keep(module, ending)) is not None:
             return without(weights, left_out(s))

@@ -808,7 +808,7 @@ def test_a_writer_whose_folder_is_gone(job, tmp_path, monkeypatch):
     assert read_job_file(late)["cwd"] is None
     monkeypatch.chdir(tmp_path)
     assert name_of(read_job(late)[1]) == "digits"
-    with pytest.raises(RequestError, match="The folder .*gone, where the training was started, is gone"):
+    with pytest.raises(RequestError, match="The folder .*gone, in which the training was started, is gone"):
         read_job(folder)
 
 

@@ -127,7 +127,7 @@ def test_what_metrics_all_sees_is_moved_from_a_device_at_the_end_or_when_it_is_m
 
     expected = scores(Fit())[0]
     monkeypatch.setattr(evaluation, "_HELD_BYTES", held_bytes)
-    monkeypatch.setattr(evaluation, "_is_away", torch.is_tensor)
+    monkeypatch.setattr(evaluation, "_on_accelerator", torch.is_tensor)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: (moved.append(len(batches)), plain(t))[1])
     batches.clear()
     found = scores(Reused())[0]

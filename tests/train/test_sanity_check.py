@@ -20,14 +20,13 @@ from spectrakit.api.run import Run
 from spectrakit.checkpoint import async_writer
 from spectrakit.checkpoint.store import find_checkpoint, load_weights, verify
 from spectrakit.config.compose import compose
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.distributed.context import RunContext
 from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.task.loss import Loss
 from spectrakit.task.task import Task
 from spectrakit.train import sanity_check, setup
-from spectrakit.train.sanity_check import check_exchange, check_last_batch
+from spectrakit.train.sanity_check import check_exchange
 
 DRAW = torch.Generator().manual_seed(11)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randint(0, 3, (24,), generator=DRAW)
@@ -273,7 +272,7 @@ BROKEN = {
     ),
     "names before the inputs": (
         mine(test_dataset=lambda self, cfg: Rows([(f"star {i}", x) for i, x in enumerate(X)])),
-        ["Mine.predict", "names the samples (the batch: texts, float32 [8, 4])", "return model(batch[1])"],
+        ["Mine.predict", "the samples' names (the batch: texts, float32 [8, 4])", "return model(batch[1])"],
     ),
     "numbers of the samples before the inputs": (
         mine(test_dataset=lambda self, cfg: Rows(list(enumerate(X)))),
@@ -297,11 +296,11 @@ BROKEN = {
     ),
     "a loss of NaN at once": (
         mine(loss=lambda s, m, b: (m(b[0]) * 0).log().mean() - (m(b[0]) * 0).log().mean()),
-        ["Mine.loss is nan", "before any step", "`loss` itself", "a log"],
+        ["Mine.loss is nan", "before any step", "comes from `loss`", "a log"],
     ),
     "a layer that makes NaN": (
         mine(net=lambda: nn.Sequential(nn.Linear(4, 3), Roots())),
-        ["Mine.loss is nan", "the layer 1 (Roots)"],
+        ["Mine.loss is nan", "The layer 1 (Roots)"],
     ),
     "gradients of NaN": (
         mine(loss=lambda s, m, b: (m(b[0]) * 0).abs().sqrt().sum()),
@@ -347,11 +346,11 @@ BROKEN = {
     ),
     "a metric named val_loss": (
         mine(metrics=lambda s, o, b: {"val_loss": (o.sum(), len(o))}),
-        ["Mine.metrics", "another name"],
+        ["Mine.metrics", "Rename it"],
     ),
     "metrics_all named loss": (
         mine(metrics_all=lambda s, predictions, targets: {"loss": 0.5}),
-        ["Mine.metrics_all", "'loss'", "another name"],
+        ["Mine.metrics_all", "'loss'", "Rename it"],
     ),
     "metrics_all of arrays": (
         mine(metrics_all=lambda s, p, t: {"auc": [0.5, 1]}),
@@ -364,7 +363,7 @@ BROKEN = {
     "metrics that break": (mine(metrics=lambda s, o, b: {"acc": o.nope}), ["Mine.metrics", "nope"]),
     "a metric named loss": (
         mine(metrics=lambda s, o, b: {"loss": (o.sum(), len(o))}),
-        ["Mine.metrics", "'loss'", "another name"],
+        ["Mine.metrics", "'loss'", "Rename it"],
     ),
     "a negative count": (mine(metrics=lambda s, o, b: {"acc": (o.sum(), -8)}), ["Mine.metrics", "'acc'", "count -8"]),
     "fewer outputs than samples": (
@@ -387,12 +386,12 @@ BROKEN = {
     "no module": (mine(net=lambda: lambda x: x), ["Mine.model", "function", "Module"]),
     "nothing to train": (
         mine(net=lambda: nn.Linear(4, 3).requires_grad_(False)),
-        ["Mine.model", "no parameter that learns"],
+        ["Mine.model", "no trainable parameter"],
     ),
     "a model in half precision": (mine(net=lambda: nn.Linear(4, 3).half()), ["weights are float16", ".half()"]),
     "one sample is left over": (
         mine(SHORT, normed_net),
-        ["Mine.model", "batch norm (1)", "17 samples", "drop_last"],
+        ["Mine.loss", "batch norm", "batch of 1 sample", "drop_last"],
     ),
     "one sample is left over, and squeezed": (
         mine(SHORT, loss=lambda s, m, b: F.cross_entropy(m(b[0]).squeeze(), b[1])),
@@ -608,7 +607,7 @@ def test_where_bad_steps_are_left_out_the_first_may_be_bad(train):
 def test_what_ddp_could_not_exchange_is_told_before_it_waits():
     model = nn.ModuleDict({"used": nn.Linear(4, 3), "idle": nn.Linear(4, 3)})
     model.forward = lambda x: model["used"](x)
-    tried = SimpleNamespace(task=Mine(), model=model, config=compose())
+    tried = SimpleNamespace(name="Mine", model=model, config=compose())
     with pytest.raises(AttributeError, match="DistributedDataParallel.*'items'"):
         sanity_check._as_in_ddp(model).items()
     with pytest.raises(RequestError, match="Mine.loss has not called the `model` it is given"):
@@ -619,13 +618,6 @@ def test_what_ddp_could_not_exchange_is_told_before_it_waits():
         check_exchange(tried, outer)
     tried.config = compose("distributed.find_unused_parameters=true")
     check_exchange(tried, outer)
-
-
-@pytest.mark.parametrize(("samples", "rank"), [(17, "on rank 0"), (19, "on rank 1")])
-def test_a_micro_batch_of_one_is_found_on_any_rank(samples, rank):
-    plan = BatchPlan(samples, 2 if rank == "on rank 1" else 4, world_size=2)
-    with pytest.raises(RequestError, match="has batch norm \\(1\\)"):
-        check_last_batch(SimpleNamespace(plan=plan, task=Mine()), ["1"])
 
 
 @pytest.mark.slow
@@ -862,16 +854,15 @@ def test_where_only_the_weights_have_room_they_alone_are_saved_and_that_is_said(
 )
 def test_all_checkpoints_that_a_run_holds_at_a_time_are_compared_with_the_disk(monkeypatch, words, valid, at_once):
     told: list[str] = []
-    log = SimpleNamespace(write=lambda kind, text: told.append(text))
     execution = SimpleNamespace(run_dir="runs")
     content = sanity_check.CheckpointContent({"w": torch.zeros(100)}, {}, [])
     for room in (at_once - 1, at_once):
         scene = SimpleNamespace(
-            execution=execution, config=compose(*words), valid=valid or None, weights_only=False, log=log
+            execution=execution, config=compose(*words), valid=valid or None, weights_only=False, note=told.append
         )
         small_disk(monkeypatch, int(2**20 + 1.051 * room * 2**20))
         assert sanity_check.check_room(scene, 2**20, content) == "1.0 MiB"
-    assert len(told) == 1 and f"room for {at_once - 1} at a time, and {at_once} may be wanted" in told[0], told
+    assert len(told) == 1 and f"room for {at_once - 1} at a time, and up to {at_once} are kept" in told[0], told
 
 
 def test_a_run_that_leaves_no_checkpoint_has_failed(train, monkeypatch):

@@ -44,7 +44,6 @@ from ...system.errors import RequestError
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #5475113e
 @functools.cache
 def _library() -> tuple[str, ...]:
-    """Return the folders of Python, of installed packages and of this package. Cached, because `sysconfig` is slow."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders.append(os.path.dirname(sys.modules["spectrakit"].__file__ or ""))
@@ -53,7 +52,6 @@ def _library() -> tuple[str, ...]:
 
 @functools.cache
 def _is_own(file: str) -> bool:
-    """Return whether the user wrote the module in `file`."""
     path = os.path.abspath(file)
     return not path.startswith(_library()) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
 
@@ -93,7 +91,6 @@ def _code_of(thing: Any) -> types.CodeType | None:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #c0de0002
 def _functions_in(thing: Any) -> list[types.FunctionType]:
-    """Return the functions of a function, method or property, including wrapped ones."""
     parts = [thing.fget, thing.fset, thing.fdel] if isinstance(thing, property) else [thing]
     found: list[types.FunctionType] = []
     for part in parts:
@@ -111,7 +108,6 @@ def _without_lines(code: types.CodeType) -> types.CodeType:
 
 
 def _same_origin(here: Any, sent: _Origin) -> bool:
-    """Return whether `here` has the same type and code as `sent`."""
     if here != sent or here.codes == sent.codes:
         return bool(here == sent)
     pair = (list(map(_without_lines, marshal.loads(origin.codes))) for origin in (here, sent))
@@ -140,7 +136,6 @@ _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.Wr
 
 
 def _is_special(name: str, value: Any) -> bool:
-    """Return whether Python manages this attribute itself."""
     if isinstance(value, _DESCRIPTORS) or name == "_abc_impl":
         return True
     return name[:2] == name[-2:] == "__" and _code_of(value) is None
@@ -168,7 +163,6 @@ def places_of(module: types.ModuleType) -> dict[str, dict[str, Any]]:
 
 
 def _kept_by(function: Any) -> dict[str, Any]:
-    """Return a function's defaults and custom attributes."""
     function = getattr(function, "__func__", None) or function
     names = ("__defaults__", "__kwdefaults__") if isinstance(function, types.FunctionType) else ()
     kept = {name: getattr(function, name) for name in names if getattr(function, name)}
@@ -331,7 +325,6 @@ _SCALARS = (str, bytes, int, float, complex, bool, type(None), type, _Origin)
 
 
 def _dumped(places: dict, mapped_from_bytes: int, prefix: str) -> tuple[bytes, TaskPickler, int]:
-    """Return the pickled `places`, the pickler and the number of placeholders."""
     for kind in (_Strict, StatePickler):
         buffer = io.BytesIO()
         pickler = kind(buffer, mapped_from_bytes, prefix)
@@ -389,7 +382,6 @@ def _same_function(here: Any, sent: Any, seen: set) -> bool:
 
 
 def _found(function: Any) -> bool:
-    """Return whether `function` is the attribute of its module that its name refers to."""
     thing: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         thing = getattr(thing, part, None)
@@ -442,7 +434,6 @@ def same(here: Any, sent: Any, seen: set[tuple[int, int]] | None = None) -> bool
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #a823f0cb
 def _is_plain(thing: Any) -> bool:
-    """Return whether `thing` consists of its attributes only."""
     kind, heap_type = type(thing), 1 << 9
     own = {name for base in kind.__mro__[:-1] for name in vars(base)} & {"__slots__", "__setstate__", "__reduce__"}
     made = all(base.__flags__ & heap_type for base in kind.__mro__[:-1])
@@ -547,7 +538,6 @@ def _written_by(module: types.ModuleType) -> set[str]:
 
 
 def _holder_at(module: types.ModuleType, place: str) -> Any:
-    """Return the module, class or function at `place`."""
     thing: Any = module
     for part in place.split(".") if place else ():
         thing = vars(thing)[part]
@@ -710,7 +700,6 @@ def _restored(module: types.ModuleType, change: _Change, file: str) -> Any:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #325dcfbd
 def _take_over(module: types.ModuleType, change: _Change, state: ModuleState) -> None:
-    """Set the attribute to the notebook's value."""
     holder = _holder_at(module, change.place)
     try:
         if isinstance(change.sent, _Origin):

@@ -137,7 +137,6 @@ class _LargeArrays:
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #b5cab34f
 def _stamped(path: str, begin: int, nbytes: int) -> tuple:
-    """Return the location of bytes in a user's file, with inode, size and time to detect changes."""
     status = os.stat(path)
     return path, begin, nbytes, (status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -146,7 +145,6 @@ _PLAIN = frozenset({str, int, float, bool, bytes, tuple, list, dict, type(None)}
 
 
 def _on_accelerator(tensor: Any) -> bool:
-    """Return whether a tensor is in an accelerator's memory."""
     return tensor.device.type not in ("cpu", "meta")
 
 
@@ -241,7 +239,6 @@ class TaskUnpickler(pickle.Unpickler):
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #b4fec930
 def _rebuild(memory: Any, layout: Any) -> Any:
-    """Return an array or storage on top of `memory` (uint8)."""
     import numpy
 
     if layout is None:
@@ -268,7 +265,6 @@ def _storage(content: Any) -> Any:
 
 
 def _typed(storage: Any, dtype: Any) -> Any:
-    """Return `storage` as a typed storage of `dtype`."""
     return _wrapped(storage._untyped_storage, dtype)
 
 
@@ -320,7 +316,6 @@ def description_of(thing: Any) -> str:
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
-    """Return the global names that a function's code and its inner functions read."""
     import dis
 
     names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
@@ -328,7 +323,6 @@ def _globals_of(code: types.CodeType) -> set[str]:
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #23a2fc08
 def _parts(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (path, part) for each part of `thing`."""
     if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
         yield path, thing.__func__
     elif isinstance(thing, property):
@@ -360,7 +354,6 @@ def _parts(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_library(thing: Any) -> bool:
-    """Return whether `thing` is of a class of the standard library."""
     kind = thing if isinstance(thing, type) else type(thing)
     return kind.__module__ != "__main__" and kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
@@ -427,12 +420,10 @@ def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> No
 
 
 def _no_room(folder: Path, name: str, needed: str, free: int) -> RequestError:
-    """Return the error for a disk too small for `name`."""
     return RequestError(f"{name} need {needed} in {folder.parent}, which has {free / 2**30:.1f} GiB free. {_LARGER}")
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #26c06f94
 def _is_full(error: Exception) -> bool:
-    """Return whether a disk or a user's quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -452,7 +443,6 @@ def full_disk_as_error(folder: Path, name: str) -> Iterator[None]:
 
 
 def _not_picklable(task: Any, name: str, error: Exception) -> TaskNotPicklable:
-    """Return the error for a task that cannot be pickled."""
     path, part = (name, task) if "recursion" in str(error) else culprit(name, task)
     why = (
         f"{path} is {description_of(part)}"
@@ -511,5 +501,5 @@ def read_task(folder: Path, name: str) -> Any:
         traceback.print_exc()
         raise RequestError(
             f"The task {name} cannot be rebuilt in the training process: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}. Fix what it imports, or its __setstate__."
+            f"{' '.join(str(error).split())}. Fix its imports or its __setstate__."
         ) from None

@@ -90,7 +90,6 @@ _NOT_THEIRS = re.compile(r"[/\\](torch|numpy|sklearn|accelerate|spectrakit|lib[/
 
 
 def _frames(error: BaseException) -> list[tuple[Any, int]]:
-    """Return (frame, line number) pairs of a traceback, outermost first."""
     frames, step = [], error.__traceback__
     while step is not None:
         frames.append((step.tb_frame, step.tb_lineno))
@@ -351,7 +350,7 @@ _LEARNING: tuple[Row, ...] = (
     (
         r"more than 1 value per channel when training",
         "batch norm was given one sample",
-        "Set data.micro_batch_size to 2 or more, so that no micro batch has a single sample.",
+        "Set data.micro_batch_size to 2 or more, and so that no batch has a single sample.",
     ),
     (
         r"does not support sparse gradients",
@@ -386,7 +385,7 @@ _LEARNING: tuple[Row, ...] = (
 )
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #0d91ab02
-_UNCERTAIN: tuple[Row, ...] = (
+_NONDETERMINISTIC: tuple[Row, ...] = (
     (
         r"(?P<name>\S+) does not have a deterministic implementation",
         "{name} has no deterministic implementation on this device, and trainer.deterministic=strict requires one",
@@ -423,7 +422,7 @@ _COLLATE: tuple[Row, ...] = (
         "Convert them to tensors in the data set, or write `collate(samples)`.",
     ),
 )
-DIAGNOSES: tuple[Row, ...] = (*_UNCERTAIN, *_SHAPES, *_TYPES, *_DEVICES, *_HALF, *_LEARNING, *_COLLATE)
+DIAGNOSES: tuple[Row, ...] = (*_NONDETERMINISTIC, *_SHAPES, *_TYPES, *_DEVICES, *_HALF, *_LEARNING, *_COLLATE)
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #83eb5c56
 def _explain_first_part(batch: Any, scene: Scene) -> Explanation | None:

@@ -107,7 +107,6 @@ def adds_up(plan: BatchPlan) -> bool:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #63cfd6d1
 def _mean(task: Any, model: Any, data: Any, samples: int) -> tuple[float, float]:
-    """Return the loss of a batch as (sum, weight)."""
     loss = as_loss(loss_at(task, lambda: Moment(0, 0, 1))(model, data))
     return (float(loss.value) * samples, samples) if loss.weight is None else (float(loss.value), float(loss.weight))
 
@@ -131,7 +130,6 @@ _SEVERAL = 8  # samples that suffice for the check, and largest number of parts
 
 
 def _part_rows(samples: int) -> list[slice]:
-    """Return the rows of each of up to eight parts of a batch."""
     parts = min(samples, _SEVERAL)
     return [slice(k * samples // parts, (k + 1) * samples // parts) for k in range(parts)]
 

@@ -88,7 +88,6 @@ class _GeneratorState(tuple):
 
 
 def _generator_state(thing: Any) -> _GeneratorState | None:
-    """Return the state of a random generator; None for other objects."""
     kind = f"{type(thing).__module__}.{type(thing).__name__}"
     if kind == "random.Random":
         return _GeneratorState((thing.getstate(),))
@@ -131,13 +130,11 @@ def _changed_keys(before: Any, now: Any) -> set[str]:
 
 
 def _set_class_attributes(kind: type, attributes: dict[str, Any]) -> None:
-    """Set the attributes of a class to exactly `attributes`."""
     for name in _changed_keys(attributes, vars(kind)):
         setattr(kind, name, attributes[name]) if name in attributes else delattr(kind, name)
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #b54e0e41
 def _restore(thing: Any, held: Any) -> None:
-    """Restore `thing` from its copy `held`."""
     if isinstance(held, ModelCopy):
         held.restore()
     elif isinstance(held, _GeneratorState):
@@ -153,7 +150,6 @@ def _restore(thing: Any, held: Any) -> None:
 
 
 def _set_generator(generator: Any, state: Any) -> None:
-    """Set the state of a random generator."""
     if hasattr(generator, "setstate"):
         generator.setstate(state)
     elif hasattr(generator, "bit_generator"):
@@ -293,14 +289,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _copy_of_array(thing: Any) -> Any:
-    """Return a copy of an array, tensor or generator; other objects unchanged."""
     if not hasattr(thing, "nbytes") and _generator_state(thing) is None:
         return thing
     return thing.detach().clone() if getattr(thing, "grad_fn", None) is not None else copy.deepcopy(thing)
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #6b871efa
 class Arrived:
-    """Copy of a task as this process received it; `anew` rebuilds it."""
+    """Copy of a task as this process received it; `rebuild` rebuilds it."""
 
     def __init__(self, task: Any):
         self.task, self.classes = task, [(kind, dict(vars(kind))) for kind in type(task).__mro__ if is_own(kind)]
@@ -317,7 +312,7 @@ class Arrived:
         self.copies = sum(getattr(thing, "nbytes", 0) for thing in things) <= _MAX_COPIED_BYTES
         self.things = [_copy_of_array(thing) for thing in things] if self.copies else things
 
-    def anew(self) -> Any:
+    def rebuild(self) -> Any:
         """Return a new task object."""
         things = [_copy_of_array(thing) for thing in self.things] if self.copies else self.things
         if self.pickled is not None:
@@ -327,7 +322,7 @@ class Arrived:
         return new
 
     @contextlib.contextmanager
-    def classes_as_then(self) -> Iterator[None]:
+    def original_classes(self) -> Iterator[None]:
         """Give the user's classes their original attributes within this block."""
         now = [(kind, dict(vars(kind))) for kind, _ in self.classes]
         try:
@@ -340,11 +335,11 @@ class Arrived:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #014ae6e5
 @contextlib.contextmanager
-def restored_after(task: Any) -> Iterator[Callable[[Any], None]]:
-    """Restore `task`, and each model passed to the yielded function, at the end of this block."""
-    kept: list[Any] = [] if task is None else [TaskState(task)]
+def restored_after(task: Any, enabled: bool = True) -> Iterator[Callable[[Any], None]]:
+    """Restore `task`, and each model passed to the yielded function, at the end of this block if `enabled`."""
+    kept: list[Any] = [TaskState(task)] if enabled and task is not None else []
     try:
-        yield lambda model: kept.append(ModelCopy(model))
+        yield (lambda model: kept.append(ModelCopy(model))) if enabled else (lambda model: None)
     finally:
         for each in kept[::-1]:
             each.restore()
@@ -372,7 +367,6 @@ class ShardsCopy:
 
 
 def _part(tensor: Any) -> Any:
-    """Return this rank's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #5f24fb9a

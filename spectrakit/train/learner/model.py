@@ -191,7 +191,6 @@ class Saved:
 
 
 def _needs_base(saved: Saved) -> str:
-    """Return a sentence about omitted frozen weights, or ""."""
     if (entry := saved.entry) is None:
         return ""
     source, digest = repr(str(entry.get("source"))), str(entry.get("sha256"))[:12]

@@ -29,13 +29,13 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 # %% ../../../nbs/50_train/00_learner/01_seeding.ipynb #c63cb52a
-_UNCERTAIN = re.compile(
+_NONDETERMINISTIC = re.compile(
     r"(\S+) does not have a deterministic implementation|because it uses (CuBLAS)|(.+?) defaults to a non-deterministic"
 )
 
 
 @contextlib.contextmanager
-def _noted(names: list[str]) -> Iterator[None]:
+def _collect_names(names: list[str]) -> Iterator[None]:
     """Append the names of nondeterministic operations that torch warns about in this block to `names`."""
     seen: set[str] = set()
     with warnings.catch_warnings():
@@ -43,7 +43,7 @@ def _noted(names: list[str]) -> Iterator[None]:
         show = warnings.showwarning
 
         def note(message: Any, category: Any, *where: Any, **more: Any) -> None:
-            match = _UNCERTAIN.search(str(message))
+            match = _NONDETERMINISTIC.search(str(message))
             if match is None:
                 show(message, category, *where, **more)
                 return
@@ -91,7 +91,7 @@ def matmul_precision(word: str | None) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 # %% ../../../nbs/50_train/00_learner/01_seeding.ipynb #c59d4182
-_READ_LATER = {
+_VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # read by cuBLAS at its first operation
     "TORCHINDUCTOR_DETERMINISTIC": "1",  # read by the compiler at its import
 }
@@ -117,20 +117,20 @@ def repeatable(deterministic: bool | str, matmul: str | None = None) -> Iterator
     )
     generators = random_state()
     names: list[str] = []
-    lent = {name: value for name, value in _READ_LATER.items() if deterministic and name not in os.environ}
-    os.environ.update(lent)
+    added = {name: value for name, value in _VARIABLES.items() if deterministic and name not in os.environ}
+    os.environ.update(added)
     if deterministic or not before[0]:  # the user's own choice stays
         set_deterministic(bool(deterministic), warn_only=deterministic != "strict" and (before[1] or not before[0]))
     chosen = deterministic or before[0] or torch.backends.cudnn.deterministic
     torch.backends.cudnn.benchmark = before[2] if chosen and not deterministic else not chosen
     try:
-        with _noted(names) if deterministic else contextlib.nullcontext(), matmul_precision(matmul):
+        with _collect_names(names) if deterministic else contextlib.nullcontext(), matmul_precision(matmul):
             yield names
     finally:
         set_deterministic(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]
         restore_random_state(generators)
-        for name in lent:
+        for name in added:
             os.environ.pop(name, None)
 
 # %% ../../../nbs/50_train/00_learner/01_seeding.ipynb #b90c6e94
