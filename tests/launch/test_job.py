@@ -840,10 +840,10 @@ def test_the_name_of_a_file_is_kept_with_its_whole_path(tmp_path, monkeypatch):
 def test_a_file_without_its_class_is_told_with_the_classes_that_it_holds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("class Net: ...\nclass Mine(Base):\n    def datasets(self, cfg): ...\n1 / 0\n")
-    with pytest.raises(RequestError, match=r"'mine\.py' is a file.*Name it too: mine\.py:Mine\.$"):
+    with pytest.raises(RequestError, match=r"'mine\.py' is a file.*Add its name: mine\.py:Mine\.$"):
         check_task_name("mine.py")
     Path("broken.py").write_bytes(b"\xff class")
-    with pytest.raises(RequestError, match=r"Name it too: broken\.py:Name\.$"):
+    with pytest.raises(RequestError, match=r"Add its name: broken\.py:Name\.$"):
         check_task_name("broken.py")
     with pytest.raises(RequestError, match=r"There is no task 'missing\.py'"):
         check_task_name("missing.py")
