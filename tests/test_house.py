@@ -494,6 +494,7 @@ LONGEST_CELL = 40  # lines
 
 # (notebook, first name in the cell) → why it is longer: it would be worse cut up
 LONG_CELLS = {
+    ("50_train/08_sanity_check", "SanityCheck"): "a table of fields, and methods of a line",
     ("00_system/00_secret_masking", "_FIRST"): "a table: a line for each service whose keys are known",
     ("00_system/00_secret_masking", "_BETWEEN"): "a table: what a secret without a beginning of its own looks like",
     ("05_config/02_aliases", "_DDP"): "a table: other words for settings",

@@ -1000,7 +1000,7 @@ def _model_again(check: SanityCheck, task: Any, weights: dict[str, Any], learner
         raise _cannot_load(task, "model", error.reason) from None
     return check.execution.context.without_exchange(model)
 
-
+# %% ../../nbs/50_train/08_sanity_check.ipynb #c0e5a7d1
 def _check_predictions(check: SanityCheck, task: Any, model: Any) -> None:
     """Raise RequestError if a new model with equal weights predicts differently."""
     try:
