@@ -217,6 +217,16 @@ def own_requirements(wheel: Path, shipped: PlatformPackages, extras: Sequence[st
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #69ff5eed
 #| export
 
+# %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #09cf116d
+def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: PlatformPackages) -> MissingWheel:
+    """Return the wheel, with a new reason if the user requested it."""
+    name = normal_name(wheel.name)
+    if name not in asked:
+        return wheel
+    return replace(
+        wheel, why=f"requested: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}"
+    )
+
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #ee79dceb
 def session_wheels(
     kit: Path, shipped: PlatformPackages, extras: Sequence[str], folder: Path, more: Sequence = ()
@@ -253,16 +263,6 @@ def session_wheels(
         [*((need, kit_name) for need in needs), *((need, "--with") for need in new.values())], shipped, folder
     )
     return [_with_reason(wheel, new, shipped) for wheel in wheels]
-
-# %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #09cf116d
-def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: PlatformPackages) -> MissingWheel:
-    """Return the wheel, with a new reason if the user requested it."""
-    name = normal_name(wheel.name)
-    if name not in asked:
-        return wheel
-    return replace(
-        wheel, why=f"requested: {asked[name]}; {shipped.platform} has {shipped.packages.get(name) or 'none'}"
-    )
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #fe4f148e
 _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipywidgets|spectrakit|spectrakit-train")
