@@ -42,7 +42,7 @@ QUICK = (
     "60_api/02_check",
     "75_picker/01_fields",
     "88_kaggle/02_static_analysis",
-    "65_view/09_html",
+    "65_view/07_html",
     "94_cli/00_parsing",
 )
 NOTEBOOKS.sort(key=lambda path: path not in TRAIN_WHOLE_MODELS)  # the longest first

@@ -218,7 +218,8 @@ def _write_comparison(comparison: Comparison, path: Path) -> Path:
             return comparison.picture.save(path)
         count = len(comparison.table)
         title = f"{count} run{'s' * (count != 1)} compared"
-        write_atomic(path, page(title, [f"<h1>{title}</h1>", comparison.picture.html(), _table_section(comparison)]))
+        sections = {"Curves": comparison.picture.html(), "Table": _table_section(comparison)}
+        write_atomic(path, page(title, sections))
         return path
     except OSError as error:
         raise RequestError(f"{str(path)!r} cannot be written: {error.strerror}. Choose another file.") from None

@@ -16,7 +16,7 @@ from .run_curves import curve
 from ..runs.history import read_history
 from ..system.errors import RequestError
 from ..tuning.cross_validation import CrossValidation, run_name, table_rows
-from ..view.html import fold, page, picture_html, safe, table_html
+from ..view.html import fold, made, page, picture_html, safe, table_html
 from ..view.picture import Picture
 from ..view.plots import RATE, TRAIN, VALID, decimate
 from ..view.svg import Line, Panel
@@ -83,17 +83,11 @@ def _held_out_html(cv: CrossValidation) -> str:
 def folds_page(cv: CrossValidation) -> str:
     "The page of a cross-validation as HTML. A part that cannot be made says why."
     score_text = f"{cv.metric or 'no metric'}: " + (f"{cv.score:.5g}" if cv.score is not None else "no score yet")
-    parts = [
-        f'<h1>{safe(cv.path.name)} <span class="state">{safe(cv.status)}</span></h1>',
-        f'<p class="soft">{safe(score_text)} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
-        "<h2>Folds</h2>",
-        table_html([["fold", cv.metric or "value", "time", "status"], *table_rows(cv)], caption="folds"),
-    ]
-    for name, make in (("Values", lambda cv: plot_folds(cv).html()), ("Held out", _held_out_html)):
-        try:
-            body = make(cv)
-        except Exception as error:
-            body = f"<p>This part could not be made: {safe(f'{type(error).__name__}: {error}', 600)}</p>"
-        parts.append(f"<h2>{name}</h2>{body}")
-    parts.append(fold("folders of the runs", "".join(f"<p>{safe(run_name(run))}</p>" for run in cv.runs)))
-    return page(f"{cv.path.name} · {cv.status}", parts)
+    head = ["fold", cv.metric or "value", "time", "status"]
+    folders = fold("folders of the runs", "".join(f"<p>{safe(run_name(run))}</p>" for run in cv.runs))
+    sections = {
+        "Folds": table_html([head, *table_rows(cv)], caption="folds"),
+        "Values": made(lambda: plot_folds(cv).html()),
+        "Held out": made(_held_out_html, cv) + folders,
+    }
+    return page(cv.path.name, sections, cv.status, f"{score_text} · as of {time.strftime('%Y-%m-%d %H:%M')}")

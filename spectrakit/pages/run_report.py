@@ -29,7 +29,7 @@ from ..runs.history import read_history
 from ..system.errors import RequestError
 from ..system.files import checked_path, write_atomic
 from ..tuning.cross_validation import FACTS, CrossValidation, open_cross_validation
-from ..view.html import page, safe
+from ..view.html import made, page
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #55618271
 _SECTIONS: dict[str, Callable] = {
@@ -52,19 +52,9 @@ def report_page(run: Run, task: Any = None) -> str:
     """
     h = read_history(run.path)
     status = run.ended or h.status
-    started = f" · {safe(h.start.get('task'))}" if h.start.get("task") else ""
-    parts = [
-        f'<h1>{safe(run.path.name or run.path)} <span class="state">{safe(status)}</span></h1>',
-        f'<p class="soft">{time_text(h.seconds)}{started} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
-        '<nav aria-label="parts">' + " ".join(f'<a href="#{name.lower()}">{name}</a>' for name in _SECTIONS) + "</nav>",
-    ]
-    for name, make in _SECTIONS.items():
-        try:
-            body = make(run, h, task)
-        except Exception as error:
-            body = f"<p>This part could not be made: {safe(f'{type(error).__name__}: {error}', 600)}</p>"
-        parts.append(f'<section id="{name.lower()}" aria-label="{name}"><h2>{name}</h2>{body}</section>')
-    return page(f"{run.path.name} · {status}", parts)
+    facts = [time_text(h.seconds), h.start.get("task"), f"as of {time.strftime('%Y-%m-%d %H:%M')}"]
+    sections = {name: made(make, run, h, task) for name, make in _SECTIONS.items()}
+    return page(run.path.name or str(run.path), sections, status, " · ".join(map(str, filter(None, facts))), links=True)
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #f0418eb7
 def _meant(given: Run | CrossValidation | Path | str) -> Run | CrossValidation:

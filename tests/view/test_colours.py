@@ -7,13 +7,13 @@ for 3:1 for what is drawn.
 """
 
 import re
+from importlib.resources import files
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from spectrakit.pages.run_curves import COLORS, run_style
-from spectrakit.view import html as pages
 from spectrakit.view.panels import DASH, GHOST, four_panels, ghost_line
 from spectrakit.view.plots import RATE, SPEED, TRAIN, VALID
 from spectrakit.view.run_state import RunState, apply_event
@@ -64,7 +64,7 @@ def mixed(color, ink):
 
 def of_page(dark):
     "Paper and ink of a page, from its style sheet."
-    light, night = re.findall(r":root\{([^}]*)\}", pages._STYLE)[:2]
+    light, night = re.findall(r":root\{([^}]*)\}", (files("spectrakit") / "templates" / "page.html").read_text())[:2]
     found = dict(re.findall(r"--(\w+):(#\w{6})", night if dark else light))
     return found["paper"], found["ink"]
 

@@ -25,7 +25,7 @@ from spectrakit.tuning.search.study import (
     summary_line,
     table_of,
 )
-from ...view.html import fold, page, safe, table_html
+from ...view.html import fold, page, table_html
 from ...view.picture import Picture
 from ...view.plots import RATE, TRAIN, VALID
 from ...view.svg import Line, Panel, draw_panel, needs_log
@@ -156,21 +156,19 @@ def _run_row(trial: TrialRow, study: Study) -> list[Any]:
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #7bf1882b
 def study_page(study: Study) -> str:
     "The page of a study as HTML."
-    parts = [
-        f'<h1>{safe(study.path.name)} <span class="state">{safe(study.status)}</span></h1>',
-        f'<p class="soft">{safe(summary_line(study))} · as of {time.strftime("%Y-%m-%d %H:%M")}</p>',
-    ]
+    sections = {}
     if study.best is not None:
         settings = [[key, value] for key, value in study.best.params.items()]
-        parts += ["<h2>Best settings</h2>", table_html([["setting", "value"], *settings])]
-        parts.append(f"<h2>Trials in pictures</h2>{Picture(panels=_panels(study)).html()}")
         rows = [_run_row(trial, study) for trial in ranked(study.trials, study.direction)[:5]]
-        parts += ["<h2>Best runs</h2>", table_html([["trial", study.metric, "of its runs", "runs"], *rows])]
-    parts += [
-        "<h2>Trials</h2>",
-        fold(f"{len(study.trials)} trials", table_html(table_of(study, most=10_000)), len(study.trials) <= 60),
-    ]
-    return page(f"{study.path.name} · {study.status}", parts)
+        sections = {
+            "Best settings": table_html([["setting", "value"], *settings]),
+            "Trials in pictures": Picture(panels=_panels(study)).html(),
+            "Best runs": table_html([["trial", study.metric, "of its runs", "runs"], *rows]),
+        }
+    table = table_html(table_of(study, most=10_000))
+    sections["Trials"] = fold(f"{len(study.trials)} trials", table, len(study.trials) <= 60)
+    subtitle = f"{summary_line(study)} · as of {time.strftime('%Y-%m-%d %H:%M')}"
+    return page(study.path.name, sections, study.status, subtitle)
 
 
 def write_page(study: Study, out: Path | None = None) -> Path:
