@@ -25,9 +25,12 @@ TITLES = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samp
 
 
 def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """Places and values of a curve [points], without those that cannot be drawn.
+    """Return places and values of a curve [points], without values that are not finite.
 
-    `h`: the run. `name`: a field of LOGGED, from the log points, or a metric, from the evaluations. `x`: of AXES.
+    Args:
+        h: History of the run.
+        name: A field of LOGGED, or a metric of the evaluations.
+        x: One of AXES (default "step").
     """
     if name in LOGGED:
         steps, t, y = h.points["step"], h.points["t"], h.points[name]
@@ -49,25 +52,25 @@ def averaged(x: np.ndarray, y: np.ndarray, slices: int = 2000) -> tuple[np.ndarr
     return np.add.reduceat(x, edges) / sizes, np.add.reduceat(y, edges) / sizes
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #9591b0d6
-COLORS = (TRAIN, VALID, "#a86d8b", "#6b6b46")  # told apart, and from paper, without colour vision as well
-ALONE = {"loss": TRAIN, "lr": RATE, "samples_per_s": SPEED}  # the panels of a run that nothing is compared with
-DASHES = ("", "6 3", "6 2 1.5 2", "1.5 2")  # the next four runs have the next
+COLORS = (TRAIN, VALID, "#a86d8b", "#6b6b46")  # distinguishable without colour vision
+ALONE = {"loss": TRAIN, "lr": RATE, "samples_per_s": SPEED}  # colours for a single run
+DASHES = ("", "6 3", "6 2 1.5 2", "1.5 2")  # the next four runs have the next dashes
 
 
 @dataclass(frozen=True)
 class CurveStyle:
-    "How the curves of a run are drawn."
+    """Style of a run's curves."""
 
     color: str
     dash: str = ""  # pixels drawn and left out
-    smooth: float | None = None  # the weight of the past in log points, 0 to below 1; None: as fits their number
-    faint: bool = True  # the raw log points behind the smoothed ones
+    smooth: float | None = None  # weight of the past in log points, 0 to below 1; None: by their number
+    faint: bool = True  # whether raw log points are drawn behind the smoothed ones
 
 
 def run_style(number: int, runs: int, panel: str, smooth: float | None = None) -> CurveStyle:
     """Return the style of run `number` of `runs` in a panel: four colours, then other dashes.
 
-    A run that stands alone has the colour of the `panel`. `smooth`: the weight of the past (default None: as fits).
+    A single run has the colour of the `panel`. `smooth`: weight of the past (default None: by the number of points).
     """
     color = COLORS[number % len(COLORS)] if runs > 1 else ALONE.get(panel, VALID)
     return CurveStyle(color, DASHES[number // len(COLORS) % len(DASHES)], smooth, runs <= 3)
@@ -86,12 +89,12 @@ def curve_lines(x: np.ndarray, y: np.ndarray, name: str, style: CurveStyle) -> l
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #a5619610
 def time_unit(seconds: float) -> tuple[float, str]:
-    "Return the seconds in a unit of time, and its name, for times up to `seconds`."
+    """Return the number of seconds in a unit of time for times up to `seconds`, and its name."""
     return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")
 
 
 def _panel(histories: Sequence[History], name: str, x: str, smooth: float | None) -> Panel:
-    "The curve `name` of each run, with a ring at its best checkpoint."
+    """Return a panel with the curve `name` of each run, and a ring at its best checkpoint."""
     seconds, unit = time_unit(max((h.seconds for h in histories), default=0))
     lines, rings = [], []
     for number, h in enumerate(histories):
@@ -115,14 +118,14 @@ def plot_runs(
     x: str = "step",
     smooth: float | None = None,
 ) -> Picture:
-    """Return a picture with a panel for each of `panels`, and in it a curve for each run.
+    """Return a picture with a panel for each of `panels`, and a curve for each run.
 
     Args:
         histories: The runs.
         names: Their names, for the legend.
         panels: Fields of LOGGED, or metrics.
         x: One of AXES (default "step").
-        smooth: As in CurveStyle (default None: as fits the number of log points).
+        smooth: As in CurveStyle (default None: by the number of log points).
     """
     drawn = [_panel(histories, panel, x, smooth) for panel in panels]
     if len(histories) == 1:

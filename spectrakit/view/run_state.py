@@ -100,7 +100,7 @@ def drawn_points(curve: Curve) -> tuple[list, list]:
 
 
 def smoothed(curve: Curve) -> tuple[list, list]:
-    """Return the curve as a moving average with the weight of `plots.smoothing_weight`; empty lists for a short curve."""
+    """Return the curve as a moving average (weight: `plots.smoothing_weight`); empty lists for a short curve."""
     weight = smoothing_weight(curve.count)
     if not weight:
         return [], []
@@ -191,7 +191,7 @@ class RunState:
         # events
         self.messages: deque[tuple[float, str]] = deque(maxlen=_MESSAGES)  # (t, text)
         self.saved: list[int] = []  # steps of the last checkpoints
-        self.marks: list[tuple[int, str]] = []  # (step, kind): checkpoint, restart, rollback, nan
+        self.marks: list[tuple[int, str]] = []  # (step, kind of event)
         self.pictures: dict = {}  # newest event with pictures of predictions
         self.ranks: list[dict] = []  # memory and busy share of each process
         self.gpu_gib: float | None = None

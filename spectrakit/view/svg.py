@@ -36,7 +36,7 @@ def ticks(low: float, high: float, most: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return powers of ten from `low` to `high`: a part of them if they are many, with 2 and 5 times them if they are few."""
+    """Return powers of ten from `low` to `high`: some of many; 2 and 5 times them as well if they are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, -(-(last - first) // most))
     tens = [10.0**k for k in range(first, last + 1, every)]
@@ -74,7 +74,7 @@ class Line:
     dots: bool = False  # mark up to 40 points
     label: str = ""  # name in the legend
     kind: str = ""  # raw or smooth, for a curve and its average
-    points: str = ""  # "o", "x": marks instead of the line; "|": bars from `y` to `to`
+    points: str = ""  # "o", "x": marks instead of a line; "|": bars to `to`
     to: Sequence[float] = ()  # other edge of a band, or of bars, that begin at `y`
 
 

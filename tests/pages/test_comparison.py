@@ -147,9 +147,9 @@ def test_wrong_words_are_refused(two):
         ({"metric": "val_los"}, "Did you mean 'val_loss'"),
         ({"smooth": 1.5}, "below 1"),
         ({"metric": "auc"}, "No run has the metric"),
-        ({"metric": []}, "needs a name, or a list of names"),
-        ({"metric": 5}, "needs a name, or a list of names"),
-        ({"x": ["step"]}, "needs one of step"),
+        ({"metric": []}, "Give a name, or a list of names"),
+        ({"metric": 5}, "Give a name, or a list of names"),
+        ({"x": ["step"]}, "Give one of step"),
     ):
         with pytest.raises(RequestError, match=words):
             sk.compare(*two, **wrong)
