@@ -299,7 +299,7 @@ def _flat(a: np.ndarray) -> np.ndarray:
 
 
 def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
-    """Return pictures by the shapes of `arrays`: `predictions` or the first output, `targets`, an output of UNCERTAIN."""
+    """Return pictures by the shapes of `arrays`: `predictions` or the first output, `targets`, one of UNCERTAIN."""
     outputs = {k: np.asarray(v) for k, v in arrays.items() if k != "targets" and not is_id(k, v)}
     sigma = next((outputs.pop(n) for n in UNCERTAIN if len(outputs) > 1 and n in outputs), None)
     values = outputs.get("predictions", next(iter(outputs.values()), None))
