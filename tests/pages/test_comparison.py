@@ -74,10 +74,10 @@ def test_what_is_no_run_is_refused_with_its_nearest_neighbour(two, tmp_path):
         (["twoo"], "Did you mean 'two'"),
         (["runs"], "a folder of 2 runs"),
         (["pictures"], "is not a run"),
-        ([3], "int is no run"),
+        ([3], "int is not a run"),
         ([], "two or more"),
         (["runs/one/config.yml"], "no run"),
-        ([two[0], None], "NoneType is no run"),
+        ([two[0], None], "NoneType is not a run"),
     ):
         with pytest.raises(RequestError) as caught:
             sk.compare(*wrong)
