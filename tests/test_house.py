@@ -600,7 +600,7 @@ LONG_CELLS = {
         "Logging",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/11_boundary",
+        "50_train/13_parts/11_validation",
         "Evaluation",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     ("50_train/09_setup", "prepare"): "what is decided before the first step, in the order in which it is",

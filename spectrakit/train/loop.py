@@ -85,7 +85,7 @@ def begin(s: TrainState) -> None:
     """Start or continue training: make up for actions due at this step, then set up the parts."""
     s.context.heartbeat.begin(s.progress.step)
     vars(s.window).update(EMPTY, logs={})
-    s.call("catch_up")
+    s.call("catch_up", Boundary())
     s.call("begin")
 
 # %% ../../nbs/50_train/16_loop.ipynb #9b68a2c0

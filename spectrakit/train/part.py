@@ -91,7 +91,7 @@ class Part:
 
     # --- once -----------------------------------------------------------------------------------------------------
 
-    def catch_up(self) -> None:
+    def catch_up(self, b: Boundary) -> None:
         """Catch up on actions that were due at the step from which training starts or resumes."""
 
     def set_up(self) -> None:

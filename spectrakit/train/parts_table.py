@@ -13,7 +13,9 @@ from .diloco.diloco import Diloco
 from .epochs import Epochs
 from .lr_scheduler import LearningRate
 from .part import Part, Parts
-from .parts.boundary import Clock, EarlyStopping, Evaluation, Saving
+from .parts.checkpointing import Saving
+from .parts.clock import Clock
+from .parts.early_stopping import EarlyStopping
 from .parts.ema import Ema
 from .parts.gradient_clipping import Clipping
 from .parts.gradient_exchange import Exchange
@@ -24,6 +26,7 @@ from .parts.nan_guard import NanGuard
 from .parts.out_of_memory import OutOfMemory, OutOfMemoryOfRanks
 from .parts.pictures import Pictures
 from .parts.trackers import Tracking
+from .parts.validation import Evaluation
 from .parts.weight_average import WeightAverage
 from .remaining_time import RunForecast
 from .state import TrainState, TwoSets

@@ -18,7 +18,7 @@ from spectrakit.runs.events import columns, last_event, read_events
 from spectrakit.system.errors import RequestError
 from spectrakit.system.platforms.detect import detect
 from spectrakit.train.loop import train_run
-from spectrakit.train.parts import boundary
+from spectrakit.train.parts import clock as clock_part
 from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit, make_budget, time_limit
 from tasks import in_sanity_check
@@ -131,7 +131,7 @@ def test_an_evaluation_is_stopped_inside_and_its_half_result_is_nobodys(train):
 
 def test_no_epoch_is_begun_that_would_not_end_where_that_is_wanted(train, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(boundary, "step_cost", lambda s: 1.0)  # as the clock of this test goes
+    monkeypatch.setattr(clock_part, "step_cost", lambda s: 1.0)  # as the clock of this test goes
     words = ("trainer.max_epochs=1000", "checkpoint.enabled=false", "watchdog.whole_epochs=true")
     status, reason, events, _ = train(Ticking(clock), *words, budget=clock.budget(14.0))
     per_epoch = last_event(events, "start")["steps_per_epoch"]

@@ -215,7 +215,7 @@ class Diloco(Part):
         since = self.workers.since
         self.workers.since = [here if number in (None, k) else before for k, before in enumerate(since)]
 
-    def catch_up(self) -> None:
+    def catch_up(self, b: Boundary) -> None:
         self._note()
 
     def after_step(self) -> None:
