@@ -337,7 +337,7 @@ def test_a_notebook_teaches(path):
     name = path.stem.partition("_")[2] if path.parent.name[0].isdigit() else r"\S.*"
     assert re.match(rf"# {name}\n\n> \S", cells[0]["source"]), "it begins with `# module`, an empty line, `> caption`"
     headings = [cell["source"] for cell in cells if cell["cell_type"] == "markdown"]
-    assert any(re.search(r"^## What can go wrong", text, re.M) for text in headings)
+    assert any(re.search(r"^## Pitfalls", text, re.M) for text in headings)
     assert not [cell for cell in cells if "nbdev_export()" in cell["source"]], "a stray cell that exports"
 
 
