@@ -52,7 +52,7 @@ def averaged(x: np.ndarray, y: np.ndarray, slices: int = 2000) -> tuple[np.ndarr
     return np.add.reduceat(x, edges) / sizes, np.add.reduceat(y, edges) / sizes
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #9591b0d6
-COLORS = (TRAIN, VALID, "#a86d8b", "#6b6b46")  # distinguishable without colour vision
+COLORS = (TRAIN, VALID, "#732bda", "#964256")  # distinguishable without colour vision
 ALONE = {"loss": TRAIN, "lr": RATE, "samples_per_s": SPEED}  # colours for a single run
 DASHES = ("", "6 3", "6 2 1.5 2", "1.5 2")  # the next four runs have the next dashes
 

@@ -58,7 +58,7 @@ def themed(color: str, what: str = "stroke") -> str:
 
 def inked(color: str) -> str:
     """Return a CSS colour: `color` mixed with the page's ink."""
-    return f"color-mix(in srgb,{color} 80%,currentColor)"
+    return f"color-mix(in srgb,{color} 70%,currentColor)"
 
 # %% ../../nbs/65_view/04_svg.ipynb #fea97f29
 @dataclass(frozen=True)

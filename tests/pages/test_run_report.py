@@ -231,7 +231,7 @@ def test_only_the_page_is_written_and_the_old_one_replaced(here, page):
 
 def test_what_is_no_run_is_refused(here):
     plain_run(here / "runs" / "coffee")
-    for wrong, words in (("cofee", "Did you mean 'coffee'"), ("runs", "a folder of 1 run"), (7, "no run")):
+    for wrong, words in (("cofee", "Did you mean 'coffee'"), ("runs", "a folder of 1 run"), (7, "not a run")):
         with pytest.raises(RequestError, match=words):
             sk.report(wrong)
 
