@@ -131,7 +131,7 @@ def _other_metrics(s: RunState) -> list[str]:
     """Return the metrics that have no panel and no column."""
     return [name for name in [*s.valid, *s.logged] if name not in ("val_loss", s.monitor, second_metric(s))]
 
-
+# %% ../../nbs/65_view/05_panels.ipynb #f591699e
 def in_a_grid(cells: list[str]) -> str:
     """Return panels in one, two or four columns, by the available width, without a script."""
     pair = '<div style="flex:1 1 576px;min-width:0;display:flex;flex-wrap:wrap;gap:8px 16px">{}</div>'

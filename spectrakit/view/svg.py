@@ -77,7 +77,7 @@ class Line:
     points: str = ""  # "o", "x": marks instead of a line; "|": bars to `to`
     to: Sequence[float] = ()  # other edge of a band, or of bars, that begin at `y`
 
-
+# %% ../../nbs/65_view/04_svg.ipynb #fea97f30
 @dataclass(frozen=True)
 class Panel:
     """Plot with a title, lines and two axes."""
@@ -192,7 +192,7 @@ def _paths(line: Line, gaps: Sequence[Sequence[float]], sx: _Scale, sy: _Scale) 
         f'<g{kind} stroke-width="{line.width}" stroke-opacity="{line.opacity}"{dash} {themed(line.color)}>{pieces}</g>'
     )
 
-
+# %% ../../nbs/65_view/04_svg.ipynb #ff6df212
 def _dots(line: Line, sx: _Scale, sy: _Scale) -> str:
     """Return the marks at the points: of a line with few points, or instead of the line."""
     few = len(line.x) == 1 or (line.dots and len(line.x) <= 40)
@@ -475,7 +475,7 @@ def _placed(p: Panel, x: int, y: int) -> str:
         f"{empty if is_empty(p) else _views(p, 0, False)}</svg></svg>"
     )
 
-
+# %% ../../nbs/65_view/04_svg.ipynb #5e2d90b2
 def svg_file(panels: Sequence[Panel], title: str = "", names: Sequence[Line] = (), columns: int = 2) -> str:
     """Return the text of a self-contained SVG file.
 

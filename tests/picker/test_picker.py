@@ -220,7 +220,7 @@ def test_a_choice_is_found_again_and_taken_back(tmp_path):
             "could not determine a constructor",
         ),
         ("optimizer: {lr: 0.5}\ndefaults: [trainer: gone]\n", "There is no profile trainer=gone"),
-        ("- 1\n", "holds no settings"),
+        ("- 1\n", "contains no settings"),
         ("optimizer: {lr: 0.5}\ntrainer: {max_epochs: many}\n", "trainer.max_epochs=many is not possible"),
         ("optimizer: {lr: 0.5}\ndefaults: 5\n", "holds 5"),
     ],
@@ -505,7 +505,7 @@ def test_a_notebook_that_is_run_by_a_program_needs_no_click(tmp_path):
     assert "widgets" not in done.metadata and len(nbformat.writes(done)) < 60_000
     with pytest.raises(CellExecutionError) as error:
         executed(tmp_path, 3)
-    assert "SPECTRAKIT_OVERRIDES (notebook) is wrong: it is 3" in str(error.value)
+    assert "SPECTRAKIT_OVERRIDES (notebook) is wrong: 3 is not possible" in str(error.value)
 
 
 # --- a real kernel ----------------------------------------------------------------------------------------------------
