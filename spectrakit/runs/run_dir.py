@@ -392,7 +392,8 @@ def unread_text(unread: list[Path]) -> str:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #ee8c2be0
 GROUP_FILES = {"cv.json": "cross-validation", "study.json": "search"}
-GROUP_SETTINGS, GROUP_ORIGIN = "settings.yaml", "origin.json"  # settings at the start, and proof of origin
+GROUP_SETTINGS: str = "settings.yaml"  # settings at the start
+GROUP_ORIGIN: str = "origin.json"  # proof of origin
 
 
 def kind_of(path: Path) -> str:
