@@ -35,7 +35,7 @@ QUICK = (
     "30_runs/09_trackers/00_tracker",
     "35_task/01_task",
     "35_task/09_checks/02_error_diagnosis",
-    "50_train/13_parts/06_nan_guard",
+    "50_train/11_parts/06_nan_guard",
     "55_jobs/00_prediction",
     "60_launch/01_request",
     "65_view/01_run_state",

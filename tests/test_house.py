@@ -396,7 +396,7 @@ def test_no_suppression_without_its_reason():
     ]
 
 
-ONE_FILE_A_THING = {"09_trackers", "03_commands", "13_parts"}  # a tracker, a command group, a concern
+ONE_FILE_A_THING = {"09_trackers", "03_commands", "11_parts"}  # a tracker, a command group, a concern
 
 
 def test_no_folder_of_the_package_holds_more_than_about_eight_notebooks():
@@ -494,7 +494,7 @@ LONGEST_CELL = 40  # lines
 
 # (notebook, first name in the cell) → why it is longer: it would be worse cut up
 LONG_CELLS = {
-    ("50_train/08_sanity_check", "SanityCheck"): "a table of fields, and methods of a line",
+    ("50_train/08_start/00_sanity_check", "SanityCheck"): "a table of fields, and methods of a line",
     ("00_system/00_secret_masking", "_FIRST"): "a table: a line for each service whose keys are known",
     ("00_system/00_secret_masking", "_BETWEEN"): "a table: what a secret without a beginning of its own looks like",
     ("05_config/02_aliases", "_DDP"): "a table: other words for settings",
@@ -515,7 +515,7 @@ LONG_CELLS = {
     ): "what is known of a machine: a table of fields, and methods of a line or two that say it",
     ("05_config/01_schema", "Config"): "a table of settings",
     (
-        "50_train/14_cuda_graphs/00_cuda_graphs",
+        "50_train/12_cuda_graphs/00_cuda_graphs",
         "CapturedStep",
     ): "a state machine with two entries; each of its steps is short",
     ("50_train/01_part", "Part"): "a table: a line for each moment of a run",
@@ -568,27 +568,27 @@ LONG_CELLS = {
     ("35_task/02_shared_forward", "StandIn"): "one object that behaves as another: a method for each way to ask it",
     ("50_train/02_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     (
-        "50_train/13_parts/02_out_of_memory",
+        "50_train/11_parts/02_out_of_memory",
         "OutOfMemory",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/03_loss_scaling",
+        "50_train/11_parts/03_loss_scaling",
         "LossScaling",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/05_ema",
+        "50_train/11_parts/05_ema",
         "Ema",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/06_nan_guard",
+        "50_train/11_parts/06_nan_guard",
         "NanGuard",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/07_weight_average",
+        "50_train/11_parts/07_weight_average",
         "WeightAverage",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/14_cuda_graphs/01_step_capture",
+        "50_train/12_cuda_graphs/01_step_capture",
         "CudaGraphs",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
@@ -596,15 +596,15 @@ LONG_CELLS = {
         "Diloco",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/10_logging",
+        "50_train/11_parts/10_logging",
         "Logging",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
     (
-        "50_train/13_parts/11_validation",
+        "50_train/11_parts/11_validation",
         "Evaluation",
     ): "a part: its state, and a short method for each moment at which it joins the loop",
-    ("50_train/09_setup", "prepare"): "what is decided before the first step, in the order in which it is",
-    ("50_train/16_loop", "train_steps"): "a whole step read from top to bottom",
+    ("50_train/08_start/01_setup", "prepare"): "what is decided before the first step, in the order in which it is",
+    ("50_train/14_loop", "train_steps"): "a whole step read from top to bottom",
     ("65_view/01_run_state", "Curve"): "one curve: how a point is taken in, and its slices merged",
     ("65_view/01_run_state", "RunState"): "all that a view knows of a run, by groups",
     ("65_view/08_terminal", "BarView"): "one view: when a bar is opened, drawn and ended",

@@ -27,7 +27,7 @@ from ..train.epochs import begin_epoch, training_loss
 from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback
 from ..train.parts_table import measured_parts
-from ..train.setup import Watch, prepare
+from ..train.start.setup import Watch, prepare
 from ..train.state import Execution, TrainState
 from ..train.window import scale_gradients
 from ..watchdog.time_budget import Budget, kill_at

@@ -50,7 +50,7 @@ from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback, train_loop
 from ..train.parts_table import measured_parts
 from ..train.remaining_time import lasting_sizes, workload_of
-from ..train.setup import Watch, prepare
+from ..train.start.setup import Watch, prepare
 from ..train.state import Execution, TrainState, finish_saving, save, writer_of
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #10ed9045

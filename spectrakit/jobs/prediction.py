@@ -36,7 +36,7 @@ from ..task.task_modules import TaskModules, held_by, held_in_eval_mode, load_he
 from ..train.evaluation import predict_views, test_dataset_of
 from ..train.learner.model import Saved, model_with
 from ..train.learner.seeding import repeatable, seed_everything
-from ..train.setup import read_datasets
+from ..train.start.setup import read_datasets
 from ..train.state import never
 from ..watchdog.time_budget import SUBMIT_S
 

@@ -21,7 +21,7 @@ from ..data.loaders import Placement, eval_batches
 from ..system.errors import RequestError
 from ..task.task import collate_of, provides
 from ..train.evaluation import averages, on_host, score_batch
-from ..train.setup import read_datasets
+from ..train.start.setup import read_datasets
 
 # %% ../../nbs/55_jobs/08_replay.ipynb #f6bd81bd
 FORMS: dict[str, Callable[[Any], Any]] = {

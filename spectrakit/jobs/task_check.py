@@ -22,7 +22,7 @@ from ..task.checks.undo import restored_after
 from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback
 from ..train.parts_table import check_parts
-from ..train.setup import Watch, prepare
+from ..train.start.setup import Watch, prepare
 from ..train.state import Execution
 
 # %% ../../nbs/55_jobs/02_task_check.ipynb #6a5be70a

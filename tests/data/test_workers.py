@@ -24,7 +24,7 @@ from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.platforms.detect import detect
 from spectrakit.task.task import Task
 from spectrakit.train.loop import NullLog
-from spectrakit.train.setup import keep_reading
+from spectrakit.train.start.setup import keep_reading
 
 PLAN = EpochPlan(partial(train_cuts, BatchPlan(120, 3, 2)), seed=5, shuffle=True)
 

@@ -17,7 +17,7 @@ from spectrakit.lm.language_model import LanguageModel
 from spectrakit.lm.pretrained import load_model
 from spectrakit.system.errors import RequestError
 from spectrakit.train.learner.model import make_model
-from spectrakit.train.setup import read_datasets
+from spectrakit.train.start.setup import read_datasets
 
 pytestmark = pytest.mark.slow  # they import transformers
 

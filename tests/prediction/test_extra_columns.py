@@ -81,7 +81,7 @@ def test_what_another_model_knows_helps(here):
     out, values = both.folds.held_out(2), first.values
     task, asked = Last(), run.config
     from spectrakit.train.evaluation import test_dataset_of
-    from spectrakit.train.setup import read_datasets
+    from spectrakit.train.start.setup import read_datasets
 
     train, valid = read_datasets(task, asked)
     assert np.allclose(valid.tensors[0][:, 2:], values[out], atol=1e-6)

@@ -10,7 +10,7 @@ import torch
 from spectrakit.runs.events import EventLog, read_events
 from spectrakit.system.hardware import visible_gpus
 from spectrakit.train.parts.logging import LogPoint, RankReport, write_log_point
-from spectrakit.train.setup import device_gib
+from spectrakit.train.start.setup import device_gib
 from spectrakit.view.run_state import RunState, apply_event
 from spectrakit.view.tiles import tiles
 

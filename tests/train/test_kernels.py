@@ -16,7 +16,7 @@ from spectrakit.distributed.context import lay_out
 from spectrakit.runs.events import last_event
 from spectrakit.task.loss import Loss
 from spectrakit.train.cuda_graphs import step_capture
-from spectrakit.train.setup import choose_compile
+from spectrakit.train.start.setup import choose_compile
 from tasks import in_sanity_check
 
 

@@ -42,7 +42,7 @@ from spectrakit.train.learner.optimizer import build_optimizer
 from spectrakit.train.learner.seeding import repeatable
 from spectrakit.train.parts.ema import ema_stays, update_ema
 from spectrakit.train.parts.nan_guard import slow_down
-from spectrakit.train.restore import with_entries
+from spectrakit.train.start.restore import with_entries
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
 

@@ -15,43 +15,49 @@ from spectrakit.train.part import Part
 from spectrakit.train.parts_table import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILES = ROOT / "spectrakit" / "training" / "parts"
-# what can be removed: the files, and the classes in the table
+TRAIN = ROOT / "spectrakit" / "train"
+# what can be removed: the files below `train`, and the classes in the table
 REMOVABLE = {
-    "ema": (["ema"], ["Ema"]),
-    "weight averaging": (["weight_average"], ["WeightAverage"]),
-    "mixup": (["mixup"], ["Mixup"]),
-    "diloco": (["diloco", "workers"], ["Diloco"]),
-    "cuda graphs": (["step_capture", "cuda_graphs"], ["CudaGraphs"]),
-    "pictures": (["pictures"], ["Pictures"]),
-    "out-of-memory recovery": (["out_of_memory"], ["OutOfMemory", "OutOfMemoryOfRanks"]),
-    "nan guard": (["nan_guard"], ["NanGuard"]),
-    "trackers": (["trackers"], ["Tracking"]),
-    "clipping": (["clipping"], ["Clipping"]),
-    "loss scaling": (["loss_scaling"], ["LossScaling"]),
-    "exchange": (["exchange"], ["Exchange"]),
+    "ema": (["parts/ema"], ["Ema"]),
+    "weight averaging": (["parts/weight_average"], ["WeightAverage"]),
+    "mixup": (["parts/mixup"], ["Mixup"]),
+    "diloco": (["diloco/diloco", "diloco/workers"], ["Diloco"]),
+    "cuda graphs": (["cuda_graphs/step_capture", "cuda_graphs/cuda_graphs"], ["CudaGraphs"]),
+    "pictures": (["parts/pictures"], ["Pictures"]),
+    "out-of-memory recovery": (["parts/out_of_memory"], ["OutOfMemory", "OutOfMemoryOfRanks"]),
+    "nan guard": (["parts/nan_guard"], ["NanGuard"]),
+    "trackers": (["parts/trackers"], ["Tracking"]),
+    "clipping": (["parts/gradient_clipping"], ["Clipping"]),
+    "loss scaling": (["parts/loss_scaling"], ["LossScaling"]),
+    "exchange": (["parts/gradient_exchange"], ["Exchange"]),
+    "early stopping": (["parts/early_stopping"], ["EarlyStopping"]),
 }
-HELPERS = {("diloco", "workers"), ("step_capture", "cuda_graphs")}  # a part in two files
+FILES = {f"parts/{path.stem}" for path in (TRAIN / "parts").glob("*.py")} - {"parts/__init__"}
+FILES |= {file for files, _ in REMOVABLE.values() for file in files}
+HELPERS = {  # a part in two files
+    ("diloco/diloco", "diloco/workers"),
+    ("cuda_graphs/step_capture", "cuda_graphs/cuda_graphs"),
+}
 MOMENTS = [name for name, value in vars(Part).items() if callable(value) and not name.startswith("_")]
 
 
 def imported_parts(path: Path) -> set[str]:
-    "The modules of `training.parts` that a file imports."
+    "The parts that a file imports, as `folder/file` below `train`."
     found = set()
+    package = ("spectrakit", *path.relative_to(ROOT / "spectrakit").parent.parts)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            name = node.module or ""
-            if path.parent == FILES and node.level == 1:
-                found.add(name)
-            elif re.search(r"\bparts\.\w+$", name):
-                found.add(name.rpartition(".")[2])
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            name = "/".join([*above, *(node.module or "").split(".")]).removeprefix("spectrakit/train/")
+            found |= {file for file in (name, *(f"{name}/{alias.name}" for alias in node.names)) if file in FILES}
     return found
 
 
 def test_no_part_imports_another_and_the_table_alone_names_them():
-    for path in FILES.glob("*.py"):
-        assert {(path.stem, other) for other in imported_parts(path)} <= HELPERS, path.name
-    others = [path for path in (ROOT / "spectrakit").rglob("*.py") if FILES not in path.parents]
+    assert {"parts/ema", "diloco/diloco"} <= imported_parts(TRAIN / "parts_table.py") and len(FILES) > 15
+    for file in FILES:
+        assert {(file, other) for other in imported_parts(TRAIN / f"{file}.py")} <= HELPERS, file
+    others = [path for path in (ROOT / "spectrakit").rglob("*.py") if path not in {TRAIN / f"{f}.py" for f in FILES}]
     assert {path.name for path in others if imported_parts(path)} == {"parts_table.py"}
 
 
@@ -65,10 +71,10 @@ def without(package: Path, name: str) -> None:
     "Remove a part from a copy of the package: its files, its import and its line in the table."
     files, classes = REMOVABLE[name]
     for file in files:
-        (package / "training" / "parts" / f"{file}.py").unlink()
-    table = package / "training" / "parts_table.py"
+        (package / "train" / f"{file}.py").unlink()
+    table = package / "train" / "parts_table.py"
     lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
-    gone = [rf"from \.parts\.({'|'.join(files)}) import", *(rf"    {kind}\b" for kind in classes)]
+    gone = [rf"from \.({'|'.join(files).replace('/', '.')}) import", *(rf"    {kind}\b" for kind in classes)]
     table.write_text("".join(line for line in lines if not any(re.match(each, line) for each in gone)))
 
 

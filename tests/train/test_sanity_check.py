@@ -26,7 +26,7 @@ from spectrakit.system.errors import RequestError
 from spectrakit.task.loss import Loss
 from spectrakit.task.task import Task
 from spectrakit.train import sanity_check, setup
-from spectrakit.train.sanity_check import check_exchange
+from spectrakit.train.start.sanity_check import check_exchange
 
 DRAW = torch.Generator().manual_seed(11)
 X, Y = torch.randn(24, 4, generator=DRAW), torch.randint(0, 3, (24,), generator=DRAW)
@@ -738,7 +738,7 @@ def test_a_sharded_model_is_tried_with_its_backward_pass(tmp_path, monkeypatch):
 
 TWO = """
 from test_sanity_check import Traces, untried
-from spectrakit.train import setup
+from spectrakit.train.start import setup
 
 class Tried(Traces):
     def scheduler(self, optimizer, cfg, total_steps):

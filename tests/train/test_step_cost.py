@@ -23,7 +23,7 @@ from spectrakit.task.task import Task
 from spectrakit.train.loop import train_loop
 from spectrakit.train.parts.logging import Logging
 from spectrakit.train.parts_table import make_parts
-from spectrakit.train.setup import make_learner, prepare
+from spectrakit.train.start.setup import make_learner, prepare
 from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 

@@ -20,7 +20,7 @@ from spectrakit.config.compose import compose, override
 from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
-from spectrakit.train.setup import read_datasets
+from spectrakit.train.start.setup import read_datasets
 from spectrakit.watchdog.time_budget import NoTimeLeft
 from tasks import Line, in_sanity_check
 
