@@ -92,7 +92,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
     """Return the number of seconds in a unit of time for times up to `seconds`, and its name."""
     return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")
 
-
+# %% ../../nbs/82_pages/01_run_curves.ipynb #93c520fc
 def _panel(histories: Sequence[History], name: str, x: str, smooth: float | None) -> Panel:
     """Return a panel with the curve `name` of each run, and a ring at its best checkpoint."""
     seconds, unit = time_unit(max((h.seconds for h in histories), default=0))

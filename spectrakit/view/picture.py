@@ -81,7 +81,7 @@ def _style_axes(ax: Any, p: Panel) -> None:
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
 
-
+# %% ../../nbs/65_view/06_picture.ipynb #849e2903
 def _draw_axes(ax: Any, p: Panel) -> None:
     "Draw one panel."
     if p.cells:
