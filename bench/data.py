@@ -20,11 +20,11 @@ import numpy
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from spectrakit.config.effective_batch import BatchPlan
 from spectrakit.config.compose import compose
+from spectrakit.config.effective_batch import BatchPlan
+from spectrakit.data.array_rows import ArrayDataset
 from spectrakit.data.loaders import train_batches
 from spectrakit.data.sample_order import EpochPlan, train_cuts
-from spectrakit.data.array_rows import ArrayDataset
 
 SIZE = 32  # samples in a batch
 FEATURES = 64

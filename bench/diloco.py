@@ -35,9 +35,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from spectrakit.forecast.link_cost import ring_bytes
+from spectrakit.runs.events import read_events
 from spectrakit.task.task import Task
 from spectrakit.train.diloco.compression import BLOCK, FORMS, Compression, bytes_sent
-from spectrakit.forecast.link_cost import ring_bytes
 from spectrakit.train.diloco.outer_loop import (
     OuterLoop,
     end_round,
@@ -46,7 +47,6 @@ from spectrakit.train.diloco.outer_loop import (
     outer_optimizer,
     pseudo_gradient,
 )
-from spectrakit.runs.events import read_events
 
 LENGTH, BATCH, PREPARED, SEED = 64, 32, 600, 0
 PIECE_S = 400.0  # seconds after which a row is put aside, with `--pieces`

@@ -27,8 +27,8 @@ from spectrakit import Task, compose
 from spectrakit.distributed.hang_detector import Heartbeat, Pace, SharedPage
 from spectrakit.launch.job import Job
 from spectrakit.launch.job_kind import TRAIN
-from spectrakit.launch.request import new_request
 from spectrakit.launch.launcher import launch
+from spectrakit.launch.request import new_request
 
 BATCH, SAMPLES, WIDTH, WARM, STEPS = 64, 6400, 768, 20, 220
 LOG_EVERY = 10  # steps: both exchange the mean loss so often, and write it down

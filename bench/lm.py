@@ -39,9 +39,9 @@ from spectrakit.config.compose import compose
 from spectrakit.distributed.context import create_run_context
 from spectrakit.lm.language_model import LanguageModel
 from spectrakit.runs.events import read_events
-from spectrakit.train.state import Execution
 from spectrakit.system.platforms.detect import detect
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 BATCH, ACCUMULATION, WARM = 4, 2, 5

@@ -30,14 +30,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from spectrakit import Config, Task, compose, detect, override
-from spectrakit.train.learner.optimizer import build_optimizer
 from spectrakit.data.loaders import eval_batches
 from spectrakit.data.sample_order import epoch_order
 from spectrakit.distributed.context import RunContext, create_run_context
 from spectrakit.distributed.hang_detector import stop_file
 from spectrakit.train.evaluation import evaluate
-from spectrakit.train.state import Execution
+from spectrakit.train.learner.optimizer import build_optimizer
 from spectrakit.train.loop import train_run
+from spectrakit.train.state import Execution
 from spectrakit.watchdog.time_budget import Budget, TimeLimit
 
 AIM_US = 20.0

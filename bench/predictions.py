@@ -52,10 +52,10 @@ def predict(way: str, samples: int, folder: Path) -> dict:
     from torch.utils.data import DataLoader, TensorDataset
 
     from spectrakit.config.compose import compose
-    from spectrakit.task.task import Task
     from spectrakit.distributed.context import create_run_context
     from spectrakit.jobs.prediction import predict_dataset, save_arrays
     from spectrakit.system.platforms.detect import detect
+    from spectrakit.task.task import Task
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -61,8 +61,8 @@ class LiveFrame:
     "The live view: header and plots."
 
     def __init__(self, points: int):
-        from spectrakit.view.cell.live import LiveView, ViewOptions
         from spectrakit.runs.events import EventLog
+        from spectrakit.view.cell.live import LiveView, ViewOptions
         from spectrakit.view.run_state import apply_event
 
         self.now, self.step = 0.0, 0
