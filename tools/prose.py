@@ -1,6 +1,6 @@
 """Count words that make English hard to read: `python tools/prose.py spectrakit nbs docs`.
 
-Prints nominal and relative words ("what", "whose", "those of", "where", "nobody", …) per 100 words of docstrings, comments,
+Prints nominal and relative words ("what", "whose", "where", "nobody", …) per 100 words of docstrings, comments,
 messages, notebook prose and pages. Peers have 0.07 to 0.25 in docstrings. `--worst 40` lists the worst sentences, too.
 """
 
