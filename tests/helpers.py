@@ -164,7 +164,7 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240) ->
 def is_relay(process: psutil.Process) -> bool:
     "Whether it only writes the logs of a run: it ends by itself when the training processes have."
     try:
-        return "handover.log_relay import serve" in " ".join(process.cmdline())
+        return "launch.log_relay import serve" in " ".join(process.cmdline())
     except psutil.Error:
         return False
 

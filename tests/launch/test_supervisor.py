@@ -233,7 +233,7 @@ def test_where_the_kernel_ran_out_of_memory_the_cause_is_named_and_the_loader_ha
     assert run.status == "completed" and losses(run) == calm and facts(run)["num_workers"] == 0
     assert said(run) == (
         f"rank 1 was killed by SIGKILL; {cause}: try a smaller data.micro_batch_size or dataloader.num_workers=0; "
-        "dataloader.num_workers=0 from now on, 1 before; starting again (1 of 2)"
+        "continuing with dataloader.num_workers=0 instead of 1; starting again (1 of 2)"
     )
 
 
