@@ -58,7 +58,7 @@ LONGEST = (
     "train/test_task_modules.py",
     "view/test_live.py",
     "distributed/test_context.py",
-    "runs/test_resume_source.py",
+    "runs/test_resume_plan.py",
     "kaggle/test_wheelhouse.py",
     "launch/test_lost_folders.py",
     "serving/test_inference_server.py",

@@ -510,7 +510,7 @@ LONG_CELLS = {
     ("35_task/09_checks/02_error_diagnosis", "_LEARNING"): "a table: a row for each error that is explained",
     ("75_picker/03_drawing", "_FIELDS"): "a style sheet",
     ("88_kaggle/08_init", "TASK_CELL"): "the text of three cells, as they are written into a kernel",
-    ("00_system/04_platforms/02_kinds", "KINDS"): "a table: a row for each platform",
+    ("00_system/04_platforms/02_known_platforms", "KINDS"): "a table: a row for each platform",
     (
         "00_system/04_platforms/03_platform",
         "Platform",
@@ -551,7 +551,7 @@ LONG_CELLS = {
         "CheckpointWriter",
     ): "the one face of saving: each method hands on to a part above",
     (
-        "15_distributed/04_context",
+        "15_distributed/05_context",
         "RunContext",
     ): "what a rank knows: a table of fields, and methods that hand on to the functions above",
     (

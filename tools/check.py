@@ -22,7 +22,7 @@ ALONE = [
     f"tests/{name}"
     for name in (
         "end_to_end/test_faults.py::test_it_returns_in_time_when",
-        "runs/test_resume_source.py::test_sessions_that_end_by_the_clock",
+        "runs/test_resume_plan.py::test_sessions_that_end_by_the_clock",
         "tuning/test_search.py::test_the_clock_cuts_a_trial_and_the_next_session_goes_on_with_it",
         "watchdog/test_watchdog.py::test_a_training_that_hangs_is_ended_from_outside_and_predicted_in_time",
         "watchdog/test_watchdog.py::test_without_a_checkpoint_a_training_that_hangs_has_failed_in_time",

@@ -11,8 +11,8 @@ from spectrakit.config.validation import Setting, accepted_values, shown
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 HEAD = """# Settings
 
-Every setting of a run, from the schema. In a shell and in Python: `spectrakit train coffee optimizer.lr=0.01`. `spectrakit
-explain` shows the settings of a batch for a given configuration; [profiles](profiles.md) are named sets of settings.
+Every setting of a run, from the schema. In a shell: `spectrakit train coffee optimizer.lr=0.01`; in Python:
+`sk.fit("coffee", "optimizer.lr=0.01")`. [Profiles](profiles.md) are named sets of settings. An empty default is null.
 """
 
 

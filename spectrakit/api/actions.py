@@ -48,7 +48,7 @@ from ..runs.events import EventLog, log_file, write_metrics_csv
 from ..runs.history import outline, read_overview
 from ..runs.resume_compatibility import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
-from ..runs.resume_source import ResumePlan, plan_resume
+from ..runs.resume_plan import ResumePlan, plan_resume
 from spectrakit.runs.run_dir import (
     Session,
     check_entries,

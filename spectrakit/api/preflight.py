@@ -30,7 +30,7 @@ from ..runs.events import last_event
 from ..runs.history import follow
 from ..system.errors import RequestError
 from ..system.hardware import GIB, Gpu, free_bytes
-from ..system.platforms.kinds import kind_of
+from ..system.platforms.known_platforms import kind_of
 from ..system.signals import ends_softly
 from ..system.units import format_bytes
 from ..watchdog.time_budget import check_time, make_budget, usable_s
@@ -218,7 +218,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
         show: Print a line before measuring (default True).
 
     Returns:
-        The forecast; `fits` tells whether the run fits, `checks.run_forecast.problems` lists the reasons if
+        The forecast; `fits` tells whether the run fits, `forecast.run_forecast.problems` lists the reasons if
         not.
 
     Raises:

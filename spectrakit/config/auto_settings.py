@@ -12,7 +12,7 @@ from typing import Any
 from .compose import profile_settings
 from .schema import Config, get, is_diloco, settings
 from .validation import shown
-from ..system.platforms.kinds import kind_of
+from ..system.platforms.known_platforms import kind_of
 from ..system.platforms.platform import Platform
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #23a2fc01

@@ -24,12 +24,12 @@ from ..task.checks.undo import restored_after
 from ..task.loss import as_loss, window_part
 from ..task.task import provides
 from ..train.epochs import begin_epoch, training_loss
+from ..train.gradient_accumulation import scale_gradients
 from ..train.learner.seeding import repeatable
 from ..train.loop import NullLog, save_traceback
 from ..train.parts_table import measured_parts
 from ..train.start.setup import Watch, prepare
 from ..train.state import Execution, TrainState
-from ..train.window import scale_gradients
 from ..watchdog.time_budget import Budget, kill_at
 
 # %% ../../nbs/55_jobs/01_lr_range_test.ipynb #fea97f29

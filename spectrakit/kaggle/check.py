@@ -52,7 +52,7 @@ from spectrakit.kaggle.traps import (
 )
 from ..system.errors import RequestError
 from ..system.files import checked_path
-from ..system.platforms.kinds import KAGGLE_LIMIT_S, KAGGLE_LONGEST_S
+from ..system.platforms.known_platforms import KAGGLE_LIMIT_S, KAGGLE_LONGEST_S
 from ..system.units import format_bytes, format_duration, parse_duration
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #35c6ebd5

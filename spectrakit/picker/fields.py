@@ -32,8 +32,8 @@ from .provenance import override_text, value_text
 from ..runs.resume_compatibility import same_task
 from ..runs.run_dir import newest_environments, read_summary
 from ..system.errors import RequestError
-from ..system.hardware import choose_precision
 from ..system.platforms.platform import Platform
+from ..system.precision import choose_precision
 from ..system.units import format_duration
 from ..watchdog.time_budget import check_time, describe_budget, make_budget, short_time, time_limit, usable_s
 

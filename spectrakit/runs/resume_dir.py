@@ -29,7 +29,7 @@ from ..config.profile_files import read_text
 from ..config.schema import Config, ResumeConfig
 from .events import EventLog, decode_line, is_event, lines_of, log_file
 from .resume_compatibility import keep_effective_batch
-from .resume_source import ResumePlan
+from .resume_plan import ResumePlan
 from spectrakit.runs.run_dir import (
     RECORDS,
     Session,

@@ -26,7 +26,7 @@ from ..system.errors import RequestError
 from ..system.files import checked_path, file_sha256, write_atomic
 from ..system.hardware import WORKING_BYTES
 from ..system.platforms.detect import detect
-from ..system.platforms.kinds import kind_of
+from ..system.platforms.known_platforms import kind_of
 from ..system.platforms.platform import Platform
 from ..system.secret_masking import masked_value
 from ..system.units import format_bytes

@@ -33,6 +33,7 @@ from spectrakit.task.checks.error_diagnosis import (
     rank_lost,
 )
 from ..task.task_modules import note_end
+from .gradient_accumulation import window_of
 from .learner.seeding import repeatable, unfilled
 from .part import Boundary, End, Ending, Rewind, methods
 from .parts_table import PARTS, make_parts
@@ -41,7 +42,6 @@ from .start.restore import restore_state
 from .start.setup import Watch, prepare, write_start
 from .state import EMPTY, Execution, TrainState, finish_mirror, finish_saving, save, writer_of
 from .time_plan import start_interval, write_budget
-from .window import window_of
 from ..watchdog.time_budget import kill_at
 
 # %% ../../nbs/50_train/14_loop.ipynb #23a2fc01

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from .cuda_graphs.step_capture import CudaGraphs
 from .diloco.diloco import Diloco
 from .epochs import Epochs
+from .gradient_accumulation import StepBoundary
 from .lr_scheduler import LearningRate
 from .part import Part, Parts
 from .parts.checkpointing import Saving
@@ -30,7 +31,6 @@ from .parts.validation import Evaluation
 from .parts.weight_average import WeightAverage
 from .remaining_time import RunForecast
 from .state import TrainState, TwoSets
-from .window import StepBoundary
 
 # %% ../../nbs/50_train/13_parts_table.ipynb #0e207df7
 PARTS: tuple[type[Part], ...] = (

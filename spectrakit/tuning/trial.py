@@ -35,7 +35,7 @@ from ..prediction.holdout import divides_itself
 from ..runs.events import EventReader
 from ..runs.history import follow, log_size
 from ..runs.resume_compatibility import is_free
-from ..runs.resume_source import places
+from ..runs.resume_plan import places
 from spectrakit.runs.run_dir import (
     GROUP_SETTINGS,
     Busy,

@@ -16,8 +16,9 @@ from spectrakit.config.profile_files import load_yaml, profile_intent, profiles
 from spectrakit.config.schema import get, to_dict
 from spectrakit.distributed.topology import plan_processes
 from spectrakit.system.errors import RequestError
-from spectrakit.system.hardware import Gpu, choose_precision
+from spectrakit.system.hardware import Gpu
 from spectrakit.system.platforms.detect import detect
+from spectrakit.system.precision import choose_precision
 from spectrakit.system.units import parse_duration
 from spectrakit.watchdog.time_budget import Budget, check_time, time_limit
 

@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from spectrakit.system import hardware, inputs
-from spectrakit.system.hardware import Gpu, choose_precision
+from spectrakit.system.hardware import Gpu
 from spectrakit.system.inputs import find_input, has_internet
 from spectrakit.system.platforms.detect import detect, writable_bytes
-from spectrakit.system.platforms.kinds import FLAVOURS
+from spectrakit.system.platforms.known_platforms import FLAVOURS
 from spectrakit.system.platforms.platform import Platform, platform_rows
+from spectrakit.system.precision import choose_precision
 from spectrakit.system.units import format_duration, parse_duration
 
 NOW = 1_800_000_000.0

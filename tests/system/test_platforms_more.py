@@ -8,7 +8,7 @@ from spectrakit.config.auto_settings import env_name, recommended_profile, resol
 from spectrakit.config.compose import compose
 from spectrakit.config.profile_files import profiles
 from spectrakit.system.platforms.detect import detect
-from spectrakit.system.platforms.kinds import KINDS, find_kind, kind_of
+from spectrakit.system.platforms.known_platforms import KINDS, find_kind, kind_of
 
 NOW = 1_800_000_000.0
 KERNEL = "ipykernel.zmqshell.ZMQInteractiveShell"

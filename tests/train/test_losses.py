@@ -16,7 +16,7 @@ from spectrakit.system.errors import RequestError
 from spectrakit.task.checks.loss_checks import adds_up, uneven_mean, watch_shapes
 from spectrakit.task.loss import Loss, as_loss, check_loss, weighted_mean
 from spectrakit.task.task import Task
-from spectrakit.train.window import scale_gradients
+from spectrakit.train.gradient_accumulation import scale_gradients
 
 WEIGHTS = torch.tensor([1.0, 9.0, 0.2], dtype=torch.float64)
 

@@ -17,6 +17,7 @@ import spectrakit.tuning.cross_validation
 from helpers import run_cli, start_cli, task, tree_hashes, wait_for
 from spectrakit.api.run import RunFailed
 from spectrakit.config.compose import compose, override
+from spectrakit.runs import resume_plan
 from spectrakit.runs.events import last_event
 from spectrakit.runs.run_dir import read_environment
 from spectrakit.system.errors import RequestError
@@ -554,7 +555,6 @@ def test_predictions_that_are_cut_are_made_the_next_time(here, monkeypatch):
 
 
 def test_auto_finds_what_an_earlier_session_has_left_in_the_inputs(here, monkeypatch):
-    from spectrakit.runs import resume_source
 
     words = compose(*INLINE, "run.dir=runs")
     cut = sk.cross_validate(stopping(), words, folds=3, show=False)
@@ -562,7 +562,7 @@ def test_auto_finds_what_an_earlier_session_has_left_in_the_inputs(here, monkeyp
     (here / "input" / "my-output").mkdir(parents=True)
     (here / "runs").rename(here / "input" / "my-output" / "runs")
     before = tree_hashes(here / "input")
-    monkeypatch.setattr(resume_source, "input_folders", lambda *_: [("my-output", here / "input" / "my-output")])
+    monkeypatch.setattr(resume_plan, "input_folders", lambda *_: [("my-output", here / "input" / "my-output")])
     done = sk.cross_validate(Numbered(), words, folds=3, show=False, resume="auto")
     assert done.status == "completed" and done.path.parent == Path("runs")
     assert done.runs[0].path.name == cut.runs[0].path.name and tree_hashes(here / "input") == before

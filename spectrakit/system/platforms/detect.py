@@ -28,7 +28,7 @@ from spectrakit.system.hardware import (
 )
 from .base import PlatformKind, Probe, ipython_shell, is_attended, shell_class
 from .clock import boot_time, earliest_start, noted_start, process_start, stated_start
-from .kinds import FLAVOURS, find_kind, kind_of, recognised
+from .known_platforms import FLAVOURS, find_kind, kind_of, recognised
 from .platform import Platform
 from ..units import parse_duration
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from ..hardware import GIB, Gpu
-from .kinds import kind_of
+from .known_platforms import kind_of
 from ..units import format_duration
 
 # %% ../../../nbs/00_system/04_platforms/03_platform.ipynb #27a1acd2

@@ -18,10 +18,10 @@ from ...task.checks.undo import GlobalState, TaskState, undone
 from ...task.model_buffers import BuffersCopy
 from .cuda_graphs import WARM_UP, CapturedStep, CudaRecorder, choose_graphs, first_error
 from ..epochs import training_loss
+from ..gradient_accumulation import passes_of, update_of
 from ..learner.model import functions_of
 from ..part import Part, methods
 from ..state import EMPTY, TrainState
-from ..window import passes_of, update_of
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #bbfd8de0
 def window_step(s: TrainState) -> Callable[[Sequence[Any]], tuple]:

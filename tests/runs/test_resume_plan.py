@@ -706,7 +706,7 @@ def test_a_torn_log_and_no_permission(here, whole, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("spectrakit.runs.resume_source.outline", refused)
+    monkeypatch.setattr("spectrakit.runs.resume_plan.outline", refused)
     with pytest.raises(RequestError, match="Permission denied"):
         fit(Tiny(), settings(), resume=run.path, show=False)
 
