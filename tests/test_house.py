@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 import check
 import outputs
+import prose
 import sync
 
 root = Path(__file__).resolve().parent.parent
@@ -763,3 +764,12 @@ def test_a_page_names_files_that_are_there(name):
         r"`((?:nbs|spectrakit|tests|tools|bench|kaggle|docs)/[\w/.-]+\.(?:ipynb|py|toml|md|yaml|txt))`", text
     )
     assert not [path for path in named if "NAME" not in path and not (root / path).exists()]
+
+
+def test_sentences_name_their_subject():
+    "At most 0.5 nominal words (what, whose, where, …) in 100 words, of each kind of text."
+    found = list(prose.texts(root / "spectrakit", root / "nbs", root / "docs"))
+    rates = prose.rates(found)
+    assert rates.keys() == {"docstrings", "messages", "comments", "notebook prose", "pages"}
+    assert not {kind: rate for kind, (_, rate) in rates.items() if rate > prose.LIMIT}
+    assert prose.rates([("messages", "what nobody says, where it counts", "")])["messages"][1] == 50

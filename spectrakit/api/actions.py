@@ -641,7 +641,7 @@ def _predict_in_time(
 
 # %% ../../nbs/70_api/02_actions.ipynb #661371e6
 def check_on_error(on_error: Any) -> None:
-    """Raise RequestError if `on_error` is invalid."""
+    """Raise RequestError unless `on_error` is None, 'raise' or 'return'."""
     if on_error not in (None, "raise", "return"):
         raise RequestError(f"on_error={on_error!r} is not known. Use 'raise' or 'return', or leave it out.")
 

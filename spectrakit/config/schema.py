@@ -656,7 +656,7 @@ class DilocoConfig:
 # %% ../../nbs/05_config/01_schema.ipynb #c7dcde6a
 @dataclass(frozen=True)
 class StageConfig:
-    """Evaluation or test, without gradients."""
+    """Settings of evaluation (`eval`) or test (`test`); recorded only."""
 
     gradient_accumulation_steps: int = setting(1, "recorded only; gradients are not accumulated here", minimum=1)
 

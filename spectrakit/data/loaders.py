@@ -733,7 +733,7 @@ class LoadedBatches:
 # %% ../../nbs/10_data/06_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Placement:
-    """Process that reads batches, and its device.
+    """Rank that reads batches, and the device that receives them.
 
     Args:
         device: torch device or its name (default: the CPU)

@@ -101,7 +101,10 @@ def _check_order(name: str, order: SampledOrder, samples: int) -> None:
     first, again = (_drawn(order.sampler, mix_seed(order.seed, 0), 0) for _ in range(2))
     if len(first) != length:
         count = f"more than {length}" if len(first) > length else str(len(first))
-        raise RequestError(f"{name} returned a {kind} of length {length} that yields {count} indices.")
+        raise RequestError(
+            f"{name} returned a {kind} of length {length} that yields {count} indices. Let its __len__ return the "
+            "number of indices of one epoch."
+        )
     wrong = next((i for i in first if not hasattr(i, "__index__") or not 0 <= int(i) < samples), None)
     if wrong is not None:
         raise RequestError(f"{name} returned a {kind} that yields {wrong!r}. It needs indices from 0 to {samples - 1}.")

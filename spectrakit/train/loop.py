@@ -128,7 +128,8 @@ def at_step_boundary(s: TrainState) -> None:
 def finish(s: TrainState, status: str, alone: bool = False) -> bool:
     """Log, save and evaluate a run that ends early; after a failure only save, perhaps by this rank `alone`.
 
-    Return False if the task failed again on one of several ranks, and the others wait for it in vain.
+    Returns:
+        False if finishing raised an error on this rank of several: the run then ends as failed, without the others.
     """
     p, ending = s.progress, Ending(status, replace(s.progress), replace(s.record.interval))
     try:

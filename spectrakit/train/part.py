@@ -212,7 +212,7 @@ class Part:
         return []
 
     def watched_buffers(self) -> list[str]:
-        """Return the names of buffers that must be finite in a checkpoint."""
+        """Return names of model buffers that must be finite before a checkpoint is written."""
         return []
 
     def wants_save(self, due: bool) -> bool:

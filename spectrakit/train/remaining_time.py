@@ -24,7 +24,7 @@ from ..watchdog.time_budget import usable_s
 
 # %% ../../nbs/50_train/09_remaining_time.ipynb #e25b0eaa
 def workload_of(config: Config, plan: BatchPlan, has_valid: bool, predicts: bool) -> Workload:
-    """Return the work of a run.
+    """Return the planned counts of steps, evaluations and saves, for the forecast.
 
     Args:
         config: settings

@@ -168,6 +168,9 @@ def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: 
         working: Folder that becomes /kaggle/working.
         limit_s: Time limit in seconds, known to the session.
         rerun: Whether it is the competition's rerun on hidden data.
+
+    Returns:
+        Exit status (None: killed after the limit), output and working folder.
     """
     words, unsealed = sealing()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:

@@ -361,8 +361,8 @@ def check_turns(config: Config) -> None:
     most = d.max_steps // d.fragments
     if d.fragments > d.max_steps:
         raise RequestError(
-            f"diloco.fragments={d.fragments} is not possible with diloco.max_steps={d.max_steps}: each needs one "
-            f"step of the round. Use at most {d.max_steps}."
+            f"diloco.fragments={d.fragments} is not possible with diloco.max_steps={d.max_steps}: each fragment needs "
+            f"one step of the round. Use at most {d.max_steps}."
         )
     if d.overlap_steps > most:
         raise RequestError(
