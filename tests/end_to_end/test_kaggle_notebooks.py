@@ -235,7 +235,7 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
     assert len(notes) == 6
     for part in (
         "1 rows of train.csv",
-        "no such column: 'casual'",
+        "left out, because test.csv lacks them: 'casual'",
         "'empty' is left out: it has no value",
         "'same' is left out: it is constant (5)",
         "'names' is left out: it has",
@@ -365,7 +365,7 @@ def test_weights_for_other_columns_are_refused_in_words(tmp_path):
     now().load_state_dict(then)
     with pytest.raises(RuntimeError, match="other columns than in training: 'b' gone"):
         now(test=t["test"].drop(columns="b")).load_state_dict(then)
-    with pytest.raises(RuntimeError, match="is not the one of the run"):
+    with pytest.raises(RuntimeError, match="the training table or its split differs from that of the run"):
         now(train=t["train"].assign(a=t["train"]["a"] + 1)).load_state_dict(then)
 
 

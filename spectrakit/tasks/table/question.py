@@ -150,7 +150,8 @@ def _classes_of(name: str, column: Any, kind: str) -> list:
         return []
     if len(values) < 2:
         raise RequestError(
-            f"The target {name!r} has {'only one value' if values else 'no values'}, so it cannot be learned."
+            f"The target {name!r} has {'only one value' if values else 'no values'}, so it cannot be learned. "
+            "Name another: task.target=COLUMN."
         )
     if len(values) > max(2, rows / 2):
         raise RequestError(
