@@ -69,7 +69,7 @@ def test_a_task_that_works_has_a_row_for_each_part_and_is_as_it_was(here):
         (BadData, "data", ("BadData.datasets", "KeyError")),
         (Wide, "loss", ("Wide.loss", "4", "3")),
         (BadMetric, "evaluation", ("BadMetric.metrics", "mae", "sum")),
-        (NoMemory, "loss", ("did not come to its end", "out of memory")),
+        (NoMemory, "loss", ("ended early", "out of memory")),
     ],
 )
 def test_a_part_that_fails_is_the_last_row(here, wrong, part, says):

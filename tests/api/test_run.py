@@ -206,7 +206,7 @@ def test_fit_prints_where_it_is_what_was_decided_and_how_it_ended(capsys):
         ("OneDataset", ("OneDataset.datasets", "(train, valid)")),
         ("Stream", ("stream without a length", "data.samples_per_epoch")),
         ("NotAModel", ("NotAModel.model returned str", "Module")),
-        ("Frozen", ("no parameter that learns", "requires_grad_(True)")),
+        ("Frozen", ("no trainable parameter", "requires_grad_(True)")),
         ("NanTraining", ("training data[0]", "1 values that are not finite", "sample 11")),
         ("InfiniteValidation", ("validation data[0]", "not finite", "sample 3")),
         ("NanValidationListed", ("validation", "not finite")),
@@ -286,9 +286,9 @@ def test_a_task_of_a_script_has_to_be_passed_along():
 
     Script.__module__, Script.__qualname__ = "__main__", "Script"
     run = fit(Script(), inline("trainer.max_steps=2"), show=False)
-    with pytest.raises(RequestError, match="Pass it along"):
+    with pytest.raises(RequestError, match="Pass it as an argument"):
         open_run(run.path).load_model()
-    with pytest.raises(RequestError, match="Pass it along"):
+    with pytest.raises(RequestError, match="Pass it as an argument"):
         predict(None, run.path)
     assert predict(Script(), run.path).values.shape == (12,)
 

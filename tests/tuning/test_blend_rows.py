@@ -104,7 +104,7 @@ def test_what_cannot_be_joined_is_refused(made):
         ([made(noisy(1), TESTS, ids=None, data=each) for each in content], "the order of their rows may differ"),
         (
             [made(noisy(1), TESTS, kind="time"), made(noisy(1), TESTS, np.arange(119, -1, -1), kind="time")],
-            "order says",
+            "depends on the order of the samples",
         ),
     )
     for sources, why in cases:
@@ -113,7 +113,7 @@ def test_what_cannot_be_joined_is_refused(made):
     same = sk.blend([made(noisy(1), TESTS, ids=twice) for _ in range(2)])
     assert same.test is not None  # equal rows in equal order need no more
     blind = sk.blend([made(noisy(1), TESTS, ids=None) for _ in range(2)])
-    assert "joined in their order" in str(blind) and "joined in their order" in blind._repr_html_()
+    assert "have no ids, and are matched by order" in str(blind) and "have no ids, and are matched by order" in blind._repr_html_()
 
 
 def proper(rows):

@@ -142,7 +142,7 @@ def test_what_was_stopped_goes_on_and_what_is_done_stays_done(here, capsys):
     told = capsys.readouterr().out
     assert "fold 0: completed, val_loss=" in told and "2 of 3 folds left" in told
     whole = sk.cross_validate(Numbered(), compose(*INLINE, *HERE), folds=3, show=False)
-    with pytest.raises(RequestError, match=r"begun with other settings \(optimizer.lr\)"):
+    with pytest.raises(RequestError, match=r"started with other settings \(optimizer.lr\)"):
         sk.cross_validate(
             Numbered(), compose(*INLINE, *HERE, "optimizer.lr=0.5"), folds=3, resume=first.path, show=False
         )
@@ -289,7 +289,7 @@ def test_what_cannot_be_divided_is_a_sentence(here):
     for made, words, parts in (
         (Numbered(), ("folds.count=24",), ["folds.count=24", "23 samples"]),
         (Numbered(), ("folds.kind=group",), ["folds.kind=group needs `groups(dataset, cfg)`"]),
-        (Broken(), ("folds.kind=group",), ["2 groups for"]),
+        (Broken(), ("folds.kind=group",), ["There are 2 groups for"]),
         (Numbered(), ("folds.count=1",), ["folds.count=1"]),
         (Numbered(), ("folds.kind=stratify",), ["stratified"]),
     ):
@@ -297,13 +297,13 @@ def test_what_cannot_be_divided_is_a_sentence(here):
             sk.cross_validate(made, compose(*INLINE, *words), show=False)
         assert all(part in str(refused.value) for part in parts), refused.value
     cv = sk.cross_validate(Numbered(), compose(*INLINE), folds=2, show=False)
-    with pytest.raises(RequestError, match="is no cross-validation"):
+    with pytest.raises(RequestError, match="is not a cross-validation"):
         sk.cross_validate(Numbered(), compose(*INLINE), folds=2, resume=cv.runs[0].path, show=False)
-    with pytest.raises(RequestError, match="is a cross-validation, and no search"):
+    with pytest.raises(RequestError, match="is a cross-validation, not a search"):
         sk.search(Numbered(), compose(*INLINE), "optimizer.lr=0.1,0.2", resume=cv.path, show=False)
     for spoiled in (cv.runs[1].path, cv.path):
         (spoiled / "out_of_fold.npz").write_bytes(b"PK")
-    with pytest.raises(RequestError, match="out_of_fold.npz of .* is spoiled"):
+    with pytest.raises(RequestError, match="out_of_fold.npz of .* is broken"):
         sk.blend(cv, cv.path)
     again = sk.cross_validate(Numbered(), compose(*INLINE), folds=2, resume=cv.path, show=False)
     assert again.values.tolist() == cv.values.tolist()  # predicted anew

@@ -219,7 +219,7 @@ def test_it_stops_where_the_loss_breaks_out():
         (
             lambda number, loss: loss * float("nan") if number > 5 else loss,
             {},
-            ("5 losses say nothing", "lowest=1e-10"),
+            ("5 losses are too few", "lowest=1e-10"),
         ),
         (
             lambda number, loss: loss * float("inf") if number > 30 else loss,
@@ -415,7 +415,7 @@ def test_what_is_no_task_is_refused(wrong, words):
         ("Line", "task.widht=3", "'width'"),
         ("NanTraining", "seed=1", "not finite"),
         ("LossIsVector", "seed=1", "scalar"),
-        ("Frozen", "seed=1", "no parameter that learns"),
+        ("Frozen", "seed=1", "no trainable parameter"),
         ("OneDataset", "seed=1", "(train, valid)"),
     ],
 )

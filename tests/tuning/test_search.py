@@ -406,7 +406,7 @@ def test_without_optuna_the_extra_is_named(here):
     done = run_cli(here, "search", "digits", "optimizer.lr=0.1,0.2", command=("-c", code))
     assert done.returncode == 2 and "extra `hpo`" in done.stderr and not (here / "runs").exists()
     plain = run_cli(here, "search", "digits")
-    assert plain.returncode == 2 and "nothing to search" in plain.stderr
+    assert plain.returncode == 2 and "The search space is empty" in plain.stderr
 
 
 def test_the_lease_of_a_trial_that_trains_is_renewed(here, monkeypatch):
@@ -548,9 +548,9 @@ def test_a_study_that_may_not_be_written_goes_on_in_a_copy(here, monkeypatch, ca
     ("name", "content", "said"),
     [
         ("settings.yaml", b"trainer: [", "settings.yaml, line 1 is not valid YAML"),
-        ("settings.yaml", b"", "holds no settings"),
+        ("settings.yaml", b"", "contains no settings"),
         ("journal.jsonl", b"spoiled\n{}\n", "The journal of"),
-        ("journal.jsonl", b"\0" * 100, "has trial-0000, and its journal.jsonl says nothing of it"),
+        ("journal.jsonl", b"\0" * 100, "has trial-0000, which is missing in its journal.jsonl"),
         ("folds.npz", b"PK\x03\x04 cut off", "folds.npz holds no folds"),
     ],
 )
@@ -586,7 +586,7 @@ raise SystemExit(main(sys.argv[3:]))
     ("command", "where", "said"),
     [
         ("search", "asked_for", "stopped before the search started; nothing was trained. Call it again"),
-        ("search", "_start", "stopped before the first trial: what is in runs/line-search-"),
+        ("search", "_start", "stopped before the first trial: finished trials in runs/line-search-"),
         ("folds", "open_folder", "stopped before the cross-validation started"),
         ("folds", "_begin", "--resume auto in a shell"),
     ],
