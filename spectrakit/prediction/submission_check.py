@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..data.batch_forms import is_id
 from .prediction_arrays import table_text
 from .value_spelling import as_value, is_flag, is_gap, matched, number_of, spelled_as
@@ -341,6 +339,8 @@ def checked(table: Any, sample: Sample | None, before: Sheet | None = None) -> C
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #8197426d
 def _typical(values: Any) -> Any:
     """Return the mean of numbers [samples, …], or the most frequent class."""
+    import numpy as np
+
     if values.dtype.kind in "fc":
         finite = np.where(np.isfinite(values), values, np.nan)
         counts = np.maximum(1, (~np.isnan(finite)).sum(axis=0))
@@ -351,6 +351,8 @@ def _typical(values: Any) -> Any:
 
 def constant(arrays: dict[str, Any], samples: int) -> dict[str, Any]:
     """Return the typical values of these predictions, repeated for all `samples`."""
+    import numpy as np
+
     return {name: np.repeat(_typical(values)[None], samples, axis=0) for name, values in arrays.items()}
 
 
@@ -358,6 +360,8 @@ def filled(arrays: dict[str, Any], samples: int) -> dict[str, Any]:
     """Return predictions of the first samples, padded to `samples` with typical values; unchanged if samples have
     ids.
     """
+    import numpy as np
+
     done = min(map(len, arrays.values()))
     if done >= samples or any(is_id(name, values) for name, values in arrays.items()):
         return arrays

@@ -129,8 +129,8 @@ def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Sourc
     """
     if not isinstance(given, (CrossValidation, str, Path)):
         raise RequestError(
-            f"A blend takes cross-validations, not {type(given).__name__}. Pass the result of sk.cross_validate "
-            "returned, or its folder."
+            f"A blend takes cross-validations, not {type(given).__name__}. Pass the result of sk.cross_validate, "
+            "or its folder."
         )
     path = given.path if isinstance(given, CrossValidation) else checked_path(given, "A cross-validation")
     facts = cv_facts(path)

@@ -120,7 +120,7 @@ def test_a_folder_that_vanishes_while_it_is_watched_is_told(here, monkeypatch, c
 
 @pytest.mark.parametrize("wrong", [None, 7, ["runs"]])
 def test_what_is_no_run_is_not_watched(wrong):
-    with pytest.raises(sk.RequestError, match=r"is no run\. Give a Run, its folder, or its name"):
+    with pytest.raises(sk.RequestError, match=r"is not a run\. Give a Run, its folder or its name"):
         watch(wrong)
 
 

@@ -88,6 +88,6 @@ def test_the_command_says_it_too(tmp_path):
     numbers = {row["what"]: row["value"] for row in json.loads(done.stdout)["rows"]}
     assert (numbers["effective batch"], numbers["accumulation K"], numbers["steps per epoch"]) == ("256", "2", "79")
     table = run_cli(tmp_path, *words).stdout
-    assert "effective batch" in table and "follow from data.global_batch_size=256" in table
+    assert "effective batch" in table and "derived from data.global_batch_size=256" in table
     refused = run_cli(tmp_path, "explain", "data.global_batch_size=7", "--world-size", "2")
     assert refused.returncode == 2 and "is not divisible by" in refused.stderr

@@ -113,7 +113,10 @@ def test_what_cannot_be_joined_is_refused(made):
     same = sk.blend([made(noisy(1), TESTS, ids=twice) for _ in range(2)])
     assert same.test is not None  # equal rows in equal order need no more
     blind = sk.blend([made(noisy(1), TESTS, ids=None) for _ in range(2)])
-    assert "have no ids, and are matched by order" in str(blind) and "have no ids, and are matched by order" in blind._repr_html_()
+    assert (
+        "have no ids, and are matched by order" in str(blind)
+        and "have no ids, and are matched by order" in blind._repr_html_()
+    )
 
 
 def proper(rows):

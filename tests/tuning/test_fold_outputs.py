@@ -162,7 +162,11 @@ class Wider(Numbered):
 
 def test_folds_of_other_widths_are_all_trained(here):
     cv = made(Wider(), predict="table.csv")
-    assert cv.status == "completed" and len(cv.fold_tests) == 3 and "arrays of unequal shapes have no mean" in cv.test_missing
+    assert (
+        cv.status == "completed"
+        and len(cv.fold_tests) == 3
+        and "arrays of unequal shapes have no mean" in cv.test_missing
+    )
 
 
 class Words(Numbered):
