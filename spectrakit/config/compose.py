@@ -764,6 +764,9 @@ def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ as key → (value in a, value in b); None if an open block lacks the key.
 
     Secrets are masked, and a difference between two secrets is not reported, because snapshots do not contain them.
+
+    Args:
+        a, b: The two configurations.
     """
     for config in (a, b):
         _check_config(config)

@@ -976,6 +976,20 @@ class Config:
     """All settings of a run, checked and immutable.
 
     Made by `config.compose` from profiles and overrides; `override` returns a changed copy.
+
+    Args:
+        profile, env: Names of the chosen profiles.
+        task: Name and options of the task.
+        seed: Seed of all random numbers.
+        data, dataloader: Batches, and the processes that read them.
+        optimizer, scheduler, training, trainer: Training: optimizer, learning rate, precision, length.
+        early_stopping, checkpoint, eval, test: Evaluation and saving.
+        distributed, diloco, launch: Processes, and how they exchange and start.
+        limits, watchdog, preflight: Smaller data, time and cost.
+        folds, search: Cross-validation and hyperparameter search.
+        resume, run, tracking: Resume, run folder, trackers.
+        extra: Values of your own.
+        typed: Settings that a person typed.
     """
 
     profile: str = setting("defaults", "name of the trainer profile (recorded; choose with trainer=NAME)")

@@ -67,7 +67,11 @@ def traceback_text() -> str:
 
 # %% ../../nbs/00_system/01_errors.ipynb #0cac7ea0
 class RequestError(ValueError):
-    """Error of the user's request. The message states the problem, the value and the fix; secrets in it are masked."""
+    """Error of the user's request. The message states the problem, the value and the fix; secrets in it are masked.
+
+    Args:
+        words: Parts of the message.
+    """
 
     def __init__(self, *words: object):
         super().__init__(*(readable(masked(word)) if isinstance(word, str) else word for word in words))

@@ -121,7 +121,11 @@ class Task:
 
     @required
     def model(self, cfg: Config) -> Any:
-        """Return a torch module on the CPU. Called once in each process, after seeding."""
+        """Return a torch module on the CPU. Called once in each process, after seeding.
+
+        Args:
+            cfg: Settings of the run.
+        """
         raise NotImplementedError
 
     @required
@@ -184,6 +188,10 @@ class Task:
 
         Called without gradients, in eval mode. The default passes the first element of a tuple, or the batch, to the
         model.
+
+        Args:
+            model: The module that `model` returned, on its device.
+            batch: A batch, as collated.
         """
         return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
@@ -194,6 +202,9 @@ class Task:
         The outputs of `predict` are averaged over the views unless `data.average_views` is false. Views have the same
         samples in the same order. Outputs must be floats in tensors, arrays, lists or mappings; classes, texts and
         boxes are refused.
+
+        Args:
+            batch: A test batch, as collated.
         """
         return [batch]
 
@@ -203,6 +214,9 @@ class Task:
 
         They are passed to `metrics_all` and saved with predictions. The default takes the last element of a tuple
         unless it is a text, or the field `target`, `targets`, `label`, `labels` or `y` of a mapping or dataclass.
+
+        Args:
+            batch: A batch, as collated.
         """
         return default_targets(batch)
 
@@ -211,6 +225,10 @@ class Task:
         """Return a torch optimizer over the model's parameters; None for the one in the settings.
 
         Called twice: in the check before the first step, and for the run.
+
+        Args:
+            model: The module to train.
+            cfg: Settings of the run.
         """
         return None
 
@@ -234,6 +252,10 @@ class Task:
 
         Called once, with the training data.
 
+        Args:
+            dataset: The training data.
+            cfg: Settings of the run.
+
         Returns:
             Sampling weights, a tensor [samples] or a list; or a torch sampler of single indices, whose length is the
             epoch's.
@@ -247,6 +269,9 @@ class Task:
         With an argument `stage` it receives "train", "valid" (evaluations, predictions of held-out samples) or
         "predict" (test samples). Random numbers depend on the seed and the batch's samples alone: they are the same in
         each evaluation, after a resume, and for any number of workers.
+
+        Args:
+            samples: Samples of one batch.
         """
         from torch.utils.data import default_collate
 
@@ -257,6 +282,10 @@ class Task:
         """Return the group of each training sample for cross-validation, [samples]; None for no groups.
 
         Samples of one group, such as spectra of one star, share a fold.
+
+        Args:
+            dataset: The training data.
+            cfg: Settings of the run.
         """
         return None
 
@@ -266,6 +295,9 @@ class Task:
 
         `datasets` returns the samples of the other folds and those of `fold`, each in this order. Cross-validation of
         such a task needs this method to number samples.
+
+        Args:
+            cfg: Settings of the run.
         """
         return None
 
@@ -285,7 +317,11 @@ class Task:
 
     @optional
     def test_dataset(self, cfg: Config) -> Any:
-        """Return the data set or stream to predict on after training. Default: the validation data."""
+        """Return the data set or stream to predict on after training. Default: the validation data.
+
+        Args:
+            cfg: Settings of the run.
+        """
         return None
 
     @optional
@@ -305,6 +341,9 @@ class Task:
 
         Checkpoints omit frozen parameters and store this name and a hash, so that a run is only resumed with the same
         ones.
+
+        Args:
+            cfg: Settings of the run.
         """
         return None
 
@@ -342,6 +381,9 @@ class Task:
         """Return the competition's sample submission, a file or a table. Default: the only one among the inputs.
 
         It is the first submission and defines the form of all others.
+
+        Args:
+            cfg: Settings of the run.
         """
         return None
 
@@ -359,18 +401,31 @@ class Task:
 
     @optional
     def serve_answer(self, predictions: Any, *given: Any) -> Any:
-        """Return the answer to one batch of an evaluation API, if it is not a table, such as a word or a number."""
+        """Return the answer to one batch of an evaluation API, if it is not a table, such as a word or a number.
+
+        Args:
+            predictions: Outputs of `predict` for the batch.
+            given: Tables that the API sent.
+        """
         return None
 
     @optional
     def pictures(self, predictions: Any) -> dict[str, Any]:
         """Return {name: picture} of the predictions for the report; without this method shapes decide the kind of
         picture.
+
+        Args:
+            predictions: Predictions of a run, with targets.
         """
         return {}
 
     def option(self, cfg: Config, name: str) -> Any:
-        """Return the task option `name`: the value in cfg.task, or the default in `options`."""
+        """Return the task option `name`: the value in cfg.task, or the default in `options`.
+
+        Args:
+            cfg: Settings of the run.
+            name: Name of the option.
+        """
         return cfg.task.get(name, self.options[name])
 
     @staticmethod

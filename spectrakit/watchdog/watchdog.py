@@ -185,7 +185,11 @@ class Watchdog:
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Measure the block, an 'eval', 'save', 'predict' or 'submit', and reserve time for one more."""
+        """Measure the block, an 'eval', 'save', 'predict' or 'submit', and reserve time for one more.
+
+        Args:
+            kind: 'eval', 'save', 'predict' or 'submit'.
+        """
         began = time.monotonic()
         yield
         _check_kind(kind)
@@ -193,7 +197,11 @@ class Watchdog:
         self._last += time.monotonic() - began  # not part of a step
 
     def hold(self, kind: str, seconds: float) -> None:
-        """Reserve `seconds` for 'eval', 'save', 'start', 'predict' or 'submit'; raise RequestError for other kinds."""
+        """Reserve `seconds` for 'eval', 'save', 'start', 'predict' or 'submit'; raise RequestError for other kinds.
+
+        Args:
+            kind: 'eval', 'save', 'start', 'predict' or 'submit'.
+        """
         _check_kind(kind)
         self.budget.expect(kind, seconds, at_least=True)
 
@@ -201,6 +209,9 @@ class Watchdog:
         """Return whether an 'eval', 'save' or 'epoch' would end in time. For one process.
 
         `seconds` is its duration (default: as measured).
+
+        Args:
+            kind: 'eval', 'save' or 'epoch'.
         """
         return fits(self.budget, kind, seconds)
 

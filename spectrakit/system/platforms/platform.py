@@ -22,6 +22,21 @@ class Platform:
     """Machine of this process, as returned by `detect`.
 
     Paths are absolute on that machine. Each `*_source` names the source of a value in words.
+
+    Args:
+        name: Platform: kaggle, colab or local.
+        mode: interactive, batch, competition_rerun or script.
+        session_start: Start of the session, in Unix seconds.
+        limit_s: Time limit in seconds (None: no limit).
+        cores: Usable CPU cores.
+        memory_gib, swap_gib: Usable memory and swap, GiB.
+        gpus, tpu: Usable GPUs; kind of a TPU, which is not used.
+        input_dir, working_dir, scratch_dir: Folders of data, of results and of temporary files.
+        working_bytes, scratch_bytes: Free space at detection.
+        notes: Advice for people.
+        flavour: Variant of the platform, one of FLAVOURS.
+        name_source, session_start_source, limit_source, cores_source: Sources of these values.
+        memory_source, gpus_source, flavour_source: Sources of these values.
     """
 
     name: str  # kaggle, colab, local
@@ -55,7 +70,11 @@ class Platform:
         return self.session_start + self.limit_s - (time.time() if now is None else now)
 
     def to_dict(self, now: float | None = None) -> dict:
-        """Return all fields as JSON values, with `time_left_s`."""
+        """Return all fields as JSON values, with `time_left_s`.
+
+        Args:
+            now: Unix time in seconds (default: current).
+        """
         return _plain_values(self, now)
 
     def child_environ(self) -> dict[str, str]:
@@ -64,21 +83,33 @@ class Platform:
         return {"SPECTRAKIT_PLATFORM": json.dumps(facts)}
 
     def time_left_text(self, now: float | None = None) -> str:
-        """Return the time left as H:MM:SS, 'no limit', or 'unknown' if no process can read the host's limit."""
+        """Return the time left as H:MM:SS, 'no limit', or 'unknown' if no process can read the host's limit.
+
+        Args:
+            now: Unix time in seconds (default: current).
+        """
         left_s = self.time_left_s(now)
         if left_s is None:
             return "unknown" if kind_of(self.name, self.flavour).hidden_limit else "no limit"
         return format_duration(left_s)
 
     def line(self, now: float | None = None) -> str:
-        """Return a one-line summary."""
+        """Return a one-line summary.
+
+        Args:
+            now: Unix time in seconds (default: current).
+        """
         return _one_line(self, now)
 
     def __repr__(self) -> str:
         return self.line()
 
     def table(self, now: float | None = None) -> str:
-        """Return a text table of names, values and their sources."""
+        """Return a text table of names, values and their sources.
+
+        Args:
+            now: Unix time in seconds (default: current).
+        """
         return _table_text(platform_rows(self, now), self.notes)
 
     def _repr_html_(self) -> str:

@@ -186,7 +186,11 @@ class Study:
         return self
 
     def runs_of(self, trial: TrialRow | None) -> list[Run]:
-        """Return the runs of a trial: one, or one per fold."""
+        """Return the runs of a trial: one, or one per fold.
+
+        Args:
+            trial: A trial of this study.
+        """
         return [] if trial is None else runs_in(self.path / trial.folder)
 
     def __repr__(self) -> str:
