@@ -204,7 +204,7 @@ def tell_colab(
         "machine 1",
         first.text,
         "This session has no GPU, so it trains on the CPU",
-        "Colab ends a session without a word",
+        "Colab ends a session without notice",
     )
     say("machine 2: a fresh /content, the same Drive, a GPU; Run all, memory is full, and Run all")
     full = "runs/*/checkpoints/step-000000[6-9]?/manifest.json"
