@@ -72,13 +72,13 @@ def test_a_sample_submission_alone_says_the_id_and_the_target(call, here):
     for name in ("train", "test"):
         (here / "files" / f"{name}.csv").unlink()
     status, out, _ = call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026", "--data", "files")
-    assert status == 0 and "rows by 'id', asked for 'grade'" in out
+    assert status == 0 and "sample_submission.csv: id 'id', answers 'grade'" in out
     assert settings_of(here / "soil-first")[:3] == ["task.data=soil-2026", "task.id=id", "task.target=grade"]
 
 
 def test_without_files_the_slug_is_enough(call, here):
     status, out, _ = call("init", "soil-first", "--owner", "ada", "--competition", "soil-2026")
-    assert status == 0 and "the files of soil-2026 are not here" in out
+    assert status == 0 and "the files of soil-2026 are not on this machine" in out
     assert settings_of(here / "soil-first") == ["task.data=soil-2026", "task.folds=5", "trainer.max_epochs=30"]
 
 
@@ -122,7 +122,8 @@ def test_the_competitions_metric_is_written_in_and_checked(call, here):
     assert status == 2 and "of classes" in error and "macro_f1" in error
     status, out, _ = call(*common, "--data", data, "--metric", "ROC AUC")
     words = settings_of(here / "soil-first")
-    assert status == 0 and {"checkpoint.monitor=auc", "task.answer=probability"} <= set(words) and "in place of" in out
+    assert status == 0 and {"checkpoint.monitor=auc", "task.answer=probability"} <= set(words)
+    assert "the probability, which auc needs, instead of the label" in out
     assert call("check", "soil-first")[0] == 0
     notebook = here / "soil-first" / "soil-first.ipynb"
     notebook.write_text(notebook.read_text().replace("monitor=auc", "monitor=acu"))

@@ -121,7 +121,7 @@ def test_another_package_of_the_name_is_told_and_the_kit_is_left_alone(run, tmp_
     strange.write_text("raise SystemExit('a stranger was here')")
     assert f"{strange} is another package named spectrakit" in (told := refusal(run, kit=strange))
     assert "pip uninstall pyspectrakit" in told
-    assert run(kit=Path(installer.__file__).parents[1] / "__init__.py") == []
+    assert run(kit=Path(installer.__file__).parents[2] / "__init__.py") == []
 
 
 # --- the hash is written in -------------------------------------------------------------------------------------------

@@ -140,9 +140,9 @@ def test_every_sample_of_the_test_set_has_the_spectrum_nearest_in_time():
     [
         ("task.fold=5", "task.fold=5"),
         ("task.folds=1", "from 2 to 60"),
-        ("task.fold=half", "whole number"),
+        ("task.fold=half", "an integer from -1 to 4"),
         ("task.views=0", "from 1 to"),
-        ("task.fold=true", "whole number"),
+        ("task.fold=true", "an integer from -1 to 4"),
     ],
 )
 def test_an_option_out_of_range_is_refused(request_, words):

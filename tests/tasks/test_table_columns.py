@@ -109,7 +109,7 @@ def test_texts_that_hold_dates_among_others_stay_texts():
 
 def test_a_date_that_is_none_is_refused_in_training_and_missing_in_the_test():
     texts = list(map(str, DAYS))
-    with pytest.raises(RequestError, match=r"text where dates are: 'soon' in row 4 \(1 of 40\)"):
+    with pytest.raises(RequestError, match=r"mixes text and dates: 'soon' in row 4 \(1 of 40\)"):
         inputs_of([*texts[:3], "soon", *texts[4:]], texts)
     columns, inputs, notes = inputs_of(texts, [*texts[:30], "soon"])
     assert columns.numbers == ["anchor", "column"] and inputs[30, 1] == 0
