@@ -266,7 +266,7 @@ def test_the_largest_micro_batch_is_looked_for_and_the_run_is_that_of_it(tmp_pat
     given = fit(Hungry(), compose(*words, "batch_size=16", "accumulate_grad_batches=1"), show=False)
     said = [event["text"] for event in found.events if event["type"] == "message"]
     assert said == [
-        "data.micro_batch_size=auto: micro batches of 16, 1 of them in a step; the largest that divides "
+        "data.micro_batch_size=auto: micro batches of 16, 1 of them per step; the largest that divides "
         "the effective batch"
     ]
     losses = [columns(run.events, "step", "step", "loss") for run in (found, given)]

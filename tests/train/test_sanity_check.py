@@ -25,7 +25,7 @@ from spectrakit.runs.events import last_event
 from spectrakit.system.errors import RequestError
 from spectrakit.task.loss import Loss
 from spectrakit.task.task import Task
-from spectrakit.train import sanity_check, setup
+from spectrakit.train.start import sanity_check, setup
 from spectrakit.train.start.sanity_check import check_exchange
 
 DRAW = torch.Generator().manual_seed(11)
@@ -445,7 +445,7 @@ BROKEN = {
         ["Mine.optimizer", "Return the AdamW alone", "`scheduler`"],
     ),
     "no optimizer": (mine(optimizer=lambda s, m, c: 0.1), ["Mine.optimizer", "float"]),
-    "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "none of the model's parameters"]),
+    "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "without any of the model's parameters"]),
     "an optimizer that cannot be resumed": (
         mine(optimizer=lambda s, m, c: Forgetful(m.parameters())),
         ["Mine.optimizer cannot load what it has saved", "KeyError: 'rates'"],
