@@ -45,7 +45,11 @@ def test_settings_of_a_cell_count_in_each_rank_and_are_recorded(tmp_path, words)
     done = run_script(tmp_path, tmp_path / "cell.py", *words, env=clean_environ())
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.strip().splitlines()[-1])
-    assert "default_dtype=float64" in said and "get_float32_matmul_precision=medium" in said and "cuda, not set" in said
+    assert (
+        "default_dtype=float64" in said
+        and "get_float32_matmul_precision=medium" in said
+        and "cuda, used only in `loss`" in said
+    )
 
 
 DEVICE = """

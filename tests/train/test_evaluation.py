@@ -433,7 +433,7 @@ def test_missing_values_are_allowed_where_the_loss_leaves_them_out(train):
         train(Masked(), SMALL, name="refused")
     run = train(Masked(), SMALL, "data.allow_nan=true", "trainer.max_epochs=1", name="allowed")
     assert run.status == "completed", run.reason
-    with pytest.raises(RequestError, match="Leave"):
+    with pytest.raises(RequestError, match="Ignore those values in `loss`"):
         train(Masked(skip=False), SMALL, "data.allow_nan=true", name="spoiled")
 
 

@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_with_twice_the_rate_has_twice_the_rate(train, kind):
 def test_a_plateau_that_looks_the_wrong_way_or_sees_nothing_is_refused(train):
     task = Plateau()
     task.mode = "max"
-    with pytest.raises(RequestError, match=r"mode='max', and val_loss, .* is better if it is smaller"):
+    with pytest.raises(RequestError, match=r"mode='max', but val_loss, .* is better if it is smaller"):
         train(task, *ACCUMULATED)
 
     class Blind(Plateau):

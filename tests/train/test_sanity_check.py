@@ -445,7 +445,10 @@ BROKEN = {
         ["Mine.optimizer", "Return the AdamW alone", "`scheduler`"],
     ),
     "no optimizer": (mine(optimizer=lambda s, m, c: 0.1), ["Mine.optimizer", "float"]),
-    "another model's optimizer": (mine(optimizer=stranger), ["Mine.optimizer", "without any of the model's parameters"]),
+    "another model's optimizer": (
+        mine(optimizer=stranger),
+        ["Mine.optimizer", "without any of the model's parameters"],
+    ),
     "an optimizer that cannot be resumed": (
         mine(optimizer=lambda s, m, c: Forgetful(m.parameters())),
         ["Mine.optimizer cannot load what it has saved", "KeyError: 'rates'"],
