@@ -53,7 +53,7 @@ def test_the_tiles_show_memory_of_memory_and_an_idle_gpu(known, tmp_path, loads)
     memory, speed = shown["GPU memory"], shown["samples/s"]
     assert memory.value == ("14.4/16 GiB", "14.4/15 GiB")[len(loads) - 1]
     assert bool(memory.reason) == (len(loads) == 2)  # 96 % of a T4, 90 % of a P100
-    assert speed.reason == "GPU idle 60%" and "dataloader.num_workers is 1; auto" in speed.remedy
+    assert speed.reason == "GPU idle 60%" and "dataloader.num_workers is 1; the default, auto, measures" in speed.remedy
 
 
 def test_a_driver_that_tells_no_size_leaves_the_question_to_torch(monkeypatch):

@@ -760,7 +760,9 @@ def test_the_best_checkpoint_goes_the_way_of_the_metric_and_the_reason_is_record
 
 def test_a_metric_whose_name_does_not_tell_is_refused_before_training(train):
     task = Wayward([1, 2], "ours", {})
-    with pytest.raises(RequestError, match=r"val_ours is better .* checkpoint\.mode=max or checkpoint\.mode=min"):
+    with pytest.raises(
+        RequestError, match=r"direction of the metric val_ours .* checkpoint\.mode=max or checkpoint\.mode=min"
+    ):
         train(task, "data.batch_size=6", "checkpoint.monitor=ours")
     assert task.seen == []
 
