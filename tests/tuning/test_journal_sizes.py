@@ -31,7 +31,7 @@ BAD = {
 def test_what_no_search_has_written_is_refused(tmp_path, what):
     BAD[what](tmp_path / JOURNAL)
     (tmp_path / "study.json").write_text("{}")
-    with pytest.raises(RequestError, match="The journal of .* is not read"):
+    with pytest.raises(RequestError, match="The journal of .* cannot be used"):
         open_journal(tmp_path, "minimize")
     with pytest.raises(RequestError):
         open_study(tmp_path)
