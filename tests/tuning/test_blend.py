@@ -106,7 +106,7 @@ def test_two_cross_validations_are_blended_and_written(here):
     runs = [sk.cross_validate(Fitted(), compose(*words, f"+task.width={w}"), show=False) for w in (3, 2)]
     with pytest.raises(RequestError, match=r"Unknown method 'gredy'\. Available: auto, .*Did you mean 'greedy'"):
         sk.blend(*runs, predict=here / "table.csv", task=Fitted(), method="gredy")
-    with pytest.raises(RequestError, match="no score"):  # by then the plain mean is there
+    with pytest.raises(RequestError, match="Unknown score 'rmsle'"):  # by then the plain mean is there
         sk.blend(*runs, predict=here / "table.csv", task=Fitted(), metric="rmsle")
     mean = np.mean([cv.test["predictions"][0] for cv in runs])
     assert float((here / "table.csv").read_text().splitlines()[1].split(",")[-1]) == pytest.approx(mean)
