@@ -51,12 +51,14 @@ def ddp_gradient_sync(module: Any, static_graph: bool) -> Callable[[bool], None]
 
 # %% ../../nbs/15_distributed/04_ddp.ipynb #830e8ee6
 def is_ddp(model: Any) -> bool:
+    """Check whether `model`, compiled or not, is wrapped in DDP."""
     from torch.nn.parallel import DistributedDataParallel
 
     return isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
 
 
 def has_sparse_gradients(model: Any) -> bool:
+    """Check whether a module of `model`, such as a sparse embedding, has sparse gradients."""
     return any(getattr(module, "sparse", False) is True for module in model.modules())
 
 
