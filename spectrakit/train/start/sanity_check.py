@@ -1010,10 +1010,11 @@ def _check_predictions(check: SanityCheck, task: Any, model: Any) -> None:
     check.scene = Scene(task, "predict", "with a new model, as in the next process")
     difference = relative_difference(before, _predicted(check, task, model))
     limit = 1e-4 if check.execution.context.mixed_precision == "no" else 0.05
-    if difference <= limit or difference <= 10 * relative_difference(
-        before, _predicted(check, check.task, check.model)
-    ):
-        return  # equal, or random for the first model too
+    if difference <= limit:
+        return
+    again = (relative_difference(before, _predicted(check, check.task, check.model)) for _ in range(3))
+    if difference <= 10 * max(again):
+        return  # random for the first model too
     raise RequestError(
         f"{type(task).__name__} predicts differently with a new model that has the saved weights: outputs differ by "
         f"{difference:.2g} of the largest. They depend on state outside checkpoints: make it a parameter or buffer "
