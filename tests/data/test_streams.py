@@ -168,7 +168,7 @@ def test_what_cannot_be_repeated_or_has_no_epoch_is_refused(stream, words, said)
 def test_a_stream_that_ends_too_early_or_is_empty_is_told():
     with pytest.raises(RequestError, match=r"Short has a length of 21 and ended after 20 samples. Correct __len__"):
         StreamSamples(Short(), 21).__getitems__(range(21))
-    with pytest.raises(RequestError, match="Drawn gave no sample"):
+    with pytest.raises(RequestError, match="Drawn yielded no sample"):
         StreamSamples(Drawn(0), 5)[0]
 
 

@@ -171,7 +171,7 @@ REFUSED = {
     "boxes": (lambda batch: {"x": batch["x"], "boxes": torch.rand(6, 3, 4)}, "batch['boxes'] holds boxes"),
     "a list of boxes": (
         lambda batch: {"x": batch["x"], "kind": [{"boxes": torch.rand(i, 4)} for i in range(6)]},
-        "differ in how many samples",
+        "have different numbers of samples",
     ),
     "arrays": (on_numpy, "targets are not tensors"),
     "texts": (lambda batch: {"x": batch["x"], "kind": ["a"] * 6}, "targets are not tensors"),
