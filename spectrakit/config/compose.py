@@ -49,7 +49,7 @@ from spectrakit.config.profile_files import (
     profiles,
     read_text,
 )
-from .schema import Config, get, settings, to_dict
+from .schema import Config, get, non_default_settings, settings, to_dict, was_asked_for
 from .validation import Setting, accepted_values, shown, suggestion
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
@@ -413,6 +413,7 @@ class _Layer:
 
     file: Path
     tree: dict
+    by_profiles: dict[str, str] = dataclasses.field(default_factory=dict)  # settings of a snapshot from profiles
 
 # %% ../../nbs/05_config/04_compose.ipynb #92e1d603
 def _in_order(chain: list[Any], chosen: dict[str, str | None], ours: bool = False) -> list[Any]:
@@ -630,11 +631,12 @@ def _from_layers(layers: list[_Layer], asked: Overrides, names: dict[str, str]) 
                     raise RequestError(f"{error} This is in {place(layer.file)}.") from None
         raise
     own = _keys(leaf for layer in layers if package_profiles() not in layer.file.parents for leaf in flat(layer.tree))
-    known = settings()
-    return _recorded(
-        config,
-        _keys(asked.pairs) | {k for k in own - {"profile", "env"} if k in known and get(config, k) != known[k].default},
+    known, kept = (
+        settings(),
+        {k for layer in layers for k, v in layer.by_profiles.items() if shown(get(config, k)) == v},
     )
+    own -= {"profile", "env", *kept}
+    return _recorded(config, _keys(asked.pairs) | {k for k in own if k in known and get(config, k) != known[k].default})
 
 # %% ../../nbs/05_config/04_compose.ipynb #dbfdd8fc
 def _train_file() -> Path:
@@ -732,7 +734,7 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
             f"{group}={name} would replace the settings of {file.name}. "
             "Remove it, or override single keys, such as trainer.max_epochs=3."
         )
-    return _from_layers([_Layer(file, tree)], asked, {})
+    return _from_layers([_Layer(file, tree, _by_profiles(text))], asked, {})
 
 # %% ../../nbs/05_config/04_compose.ipynb #012ef235
 def asked_settings(config: Config | str | None, words: Iterable[str] = ()) -> Config:
@@ -777,7 +779,7 @@ def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
 
 # %% ../../nbs/05_config/04_compose.ipynb #6d806321
 _SNAPSHOT, _WHOLE = "# snapshot of a run", "# end of the snapshot"
-_SHA256 = "# sha256 of the canonical form: "
+_SHA256, _PROFILES = "# sha256 of the canonical form: ", "# set by profiles: "
 _withheld: dict[tuple[str, str], Any] = {}  # (hash of a snapshot, key) → secret
 
 
@@ -803,6 +805,20 @@ def _given_back(tree: dict, text: str) -> dict:
             block[name] = value
     return tree
 
+# %% ../../nbs/05_config/04_compose.ipynb #db0fbad8
+def _set_by_profiles(config: Config) -> str:
+    """Return a snapshot's line with the settings from profiles, or "": a reader must not take them for a person's."""
+    found = {key: get(config, key) for key in non_default_settings(config) if not was_asked_for(config, key)}
+    pairs = "; ".join(f"{key}={shown(value)}" for key, value in found.items() if not isinstance(value, (dict, list)))
+    return f"{_PROFILES}{pairs}\n" if pairs else ""
+
+
+def _by_profiles(text: str) -> dict[str, str]:
+    """Return the settings in the line of `_set_by_profiles` in a snapshot, by key."""
+    line = re.search(rf"^{_PROFILES}(.*)$", text, re.M) if text.startswith(_SNAPSHOT) else None
+    pairs = (pair.partition("=") for pair in line[1].split("; ")) if line else ()
+    return {key: value for key, _, value in pairs if key in settings()}
+
 # %% ../../nbs/05_config/04_compose.ipynb #405255b7
 def snapshot(config: Config) -> str:
     """Return the settings as YAML text with the command that repeats the run and an end marker.
@@ -816,7 +832,7 @@ def snapshot(config: Config) -> str:
     if name.startswith("__main__:"):  # a task defined in a notebook
         again = f"sk.fit({name[9:]}(), sk.compose(config='config.yaml'))"
     header = f"{_SNAPSHOT}: requested settings; `{again}` repeats it\n"
-    header += f"{_SHA256}{sha256(config)}\n"
+    header += f"{_SHA256}{sha256(config)}\n{_set_by_profiles(config)}"
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is several times as fast, if available
     return header + yaml.dump(_withhold(config), Dumper=dumper, sort_keys=False, allow_unicode=True) + _WHOLE + "\n"
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .schema import Config, get, settings, step_limit
+from .schema import Config, get, step_limit, was_asked_for
 from ..system.errors import RequestError
 
 # settings of the effective batch
@@ -118,11 +118,6 @@ def rank_share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, 
     return start + rank * each + min(rank, more), each + (rank < more)
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #1a3e2d89
-def _was_asked_for(config: Config, key: str) -> bool:
-    """Check whether the setting was set explicitly; if unknown, whether it differs from its default."""
-    return key in config.typed if config.typed is not None else get(config, key) != settings()[key].default
-
-
 def _missing_processes(config: Config, world_size: int) -> int:
     """Return the ratio of requested processes to `world_size`, if fewer run than requested, else 1."""
     asked = config.distributed.world_size
@@ -179,8 +174,8 @@ def _given_parts(config: Config, world_size: int) -> tuple[int, int, str]:
     missing = _missing_processes(config, world_size)
     if whole is None:
         return size, steps * missing, ""
-    has_size = _was_asked_for(config, _SIZE) and not config.data.find_micro_batch_size
-    has_steps = _was_asked_for(config, _STEPS)
+    has_size = was_asked_for(config, _SIZE) and not config.data.find_micro_batch_size
+    has_steps = was_asked_for(config, _STEPS)
     if whole % world_size:
         raise RequestError(
             f"data.global_batch_size={whole} is not divisible by {world_size} processes. "
@@ -218,7 +213,7 @@ def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
     share = size * steps
     size = next(n for n in range(min(share, _SMALL), 0, -1) if share % n == 0)
     reason = "data.micro_batch_size=auto: the largest that fits is searched before the first step"
-    if _was_asked_for(config, _STEPS):
+    if was_asked_for(config, _STEPS):
         reason += (
             f"; {_STEPS}={steps} gives the {share} samples of a step on each process, and follows from what is found"
         )
@@ -311,7 +306,7 @@ def batch_notes(config: Config, plan: BatchPlan) -> list[str]:
             "data.micro_batch_size is faster, and fewer micro batches per step learn more per epoch"
         )
     accumulates = "training.gradient_accumulation_steps"
-    if config.optimizer.lr_scaling != "none" and steps > 1 and _was_asked_for(config, accumulates):
+    if config.optimizer.lr_scaling != "none" and steps > 1 and was_asked_for(config, accumulates):
         notes.append(
             f"optimizer.lr_scaling={config.optimizer.lr_scaling} also scales with accumulation: change either "
             "the learning rate "

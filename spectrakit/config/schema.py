@@ -6,8 +6,8 @@
 __all__ = ['TRACKERS', 'OPTIMIZERS', 'DataConfig', 'DataloaderConfig', 'OptimizerConfig', 'SchedulerConfig', 'TrainingConfig',
            'TrainerConfig', 'EarlyStoppingConfig', 'CheckpointConfig', 'DistributedConfig', 'DilocoConfig',
            'StageConfig', 'LimitsConfig', 'WatchdogConfig', 'PreflightConfig', 'FoldsConfig', 'SearchConfig',
-           'ResumeConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'to_dict',
-           'non_default_settings', 'is_diloco', 'step_limit']
+           'ResumeConfig', 'LaunchConfig', 'RunConfig', 'TrackingConfig', 'Config', 'settings', 'get', 'was_asked_for',
+           'to_dict', 'non_default_settings', 'is_diloco', 'step_limit']
 
 # %% ../../nbs/05_config/01_schema.ipynb #23a2fcf4
 import dataclasses
@@ -1057,6 +1057,11 @@ def get(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
+
+
+def was_asked_for(config: Config, key: str) -> bool:
+    """Check whether the setting was set explicitly; if unknown, whether it differs from its default."""
+    return key in config.typed if config.typed is not None else get(config, key) != settings()[key].default
 
 
 def to_dict(config: Config) -> dict:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from ..config.schema import Config
+from ..config.schema import Config, was_asked_for
 from spectrakit.distributed.ddp import (
     gradient_sync,
     has_sparse_gradients,
@@ -732,7 +732,9 @@ def create_run_context(
     place = own_rank()
     device, why_device = choose_device(config.trainer.accelerator, place.local_rank if place else 0)
     gpus = _gpus(hardware, place.local_rank if place else 0) if device == "cuda" else ()
-    precision, why_precision = choose_precision(config.distributed.mixed_precision, gpus)
+    together = hardware.gpus[: place.local_world_size] if place and gpus else gpus  # all ranks need the same precision
+    asked = was_asked_for(config, "distributed.mixed_precision")
+    precision, why_precision = choose_precision(config.distributed.mixed_precision, together or gpus, asked)
     if hardware.gpus and not gpus:
         why_precision = why_precision.replace("this machine has none", "this run is on the CPU")
     reasons = {"device": why_device, "mixed_precision": why_precision}

@@ -325,6 +325,8 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     valid, s.data.valid = s.data.valid, None
     work = workload_of(config, s.data.plan, valid is not None, s.budget.predictions)
     log.write("start", workload=asdict(work), reasons=s.context.reasons, at=time.time(), static=counted(s))
+    if s.context.device.type == "cuda":
+        log.write("message", text=s.context.reasons["mixed_precision"])
     s.context.heartbeat.begin(0)
     timed = time_steps(s, seconds)
     if (text := exchange_advice(s, timed.steps_s / timed.steps, work.steps)) is not None:

@@ -71,6 +71,8 @@ def check_run(task: Any, config: Config, execution: Execution, folder: Path, inl
     log = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog()
     context.heartbeat.beat("preparing")
     write = result_writer(folder, context.rank)
+    if context.device.type == "cuda":
+        log.write("message", text=context.reasons["mixed_precision"])
     with (
         repeatable(config.trainer.deterministic, context.matmul),
         restored_after(task, inline and not context.sharded) as keep,  # a model sharded by FSDP is not restored

@@ -25,7 +25,7 @@ from ..config.compose import compose, diff
 from ..config.effective_batch import BatchPlan, plan_batches, total_steps
 from ..config.learning_rate_schedule import warmup_length
 from ..config.profile_files import load_yaml, profile_intent, profiles
-from ..config.schema import Config, get, settings
+from ..config.schema import Config, get, settings, was_asked_for
 from ..config.validation import accepted_values, shown
 from ..distributed.topology import plan_processes
 from .provenance import override_text, value_text
@@ -239,7 +239,9 @@ def consequences(
         processes = plan_processes(config, platform)
         rows.append(("processes", str(processes.world_size), processes.reason.partition(": ")[2]))
         gpus = () if config.trainer.accelerator == "cpu" else platform.gpus[: processes.per_node]
-        rows.append(("precision", *choose_precision(config.distributed.mixed_precision, gpus)[1].partition(": ")[::2]))
+        asked = was_asked_for(config, "distributed.mixed_precision")
+        precision = choose_precision(config.distributed.mixed_precision, gpus, asked)[1]
+        rows.append(("precision", *precision.partition(": ")[::2]))
         rows += _batch_rows(config, processes.world_size, samples, earlier, platform, gpus)
     except (RequestError, ValueError) as error:
         rows.append((WARNING, "cannot start", str(error)))

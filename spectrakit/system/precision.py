@@ -11,14 +11,28 @@ from collections.abc import Sequence
 
 from .hardware import Gpu
 
+# %% ../../nbs/00_system/12_precision.ipynb #472b8e2c
+def _for_profile(shown: str, weakest: tuple[int, int]) -> tuple[str, str]:
+    """Return the half precision for a profile's fp16, and the reason."""
+    if weakest >= (8, 0):
+        kept = "trainer.precision=fp16 keeps the profile's fp16"
+        return "bf16", f"bf16: {shown} has it, which needs no loss scaling; {kept}"
+    if weakest >= (7, 0):
+        return "fp16", f"fp16: as in the profile; {shown} has no bf16"
+    slow = f"{shown} has no tensor cores, so it is not faster than fp32"
+    return "fp16", f"fp16: as in the profile, for less memory; {slow}"
+
 # %% ../../nbs/00_system/12_precision.ipynb #23a2fc14
 PRECISIONS = ("auto", "no", "fp16", "bf16")
 
 
-def choose_precision(requested: str, gpus: Sequence[Gpu]) -> tuple[str, str]:
+def choose_precision(requested: str, gpus: Sequence[Gpu], asked: bool = True) -> tuple[str, str]:
     """Return the mixed precision ('no', 'fp16' or 'bf16') and the reason.
 
-    `requested`: 'auto', 'no', 'fp16' or 'bf16'; ValueError for other words. `gpus`: GPUs of the run.
+    Args:
+        requested: 'auto', 'no', 'fp16' or 'bf16'; ValueError for other words.
+        gpus: GPUs of the run.
+        asked: whether a person asked for it, not a profile (default True).
     """
     if requested not in PRECISIONS:
         near = difflib.get_close_matches(str(requested), PRECISIONS, 1)
@@ -37,11 +51,13 @@ def choose_precision(requested: str, gpus: Sequence[Gpu]) -> tuple[str, str]:
         untold = "the driver does not tell the compute capability"
         if requested == "auto":
             return "fp16", f"fp16: {untold}, and fp16 runs on every GPU"
-        return requested, f"{requested}: as asked; {untold}"
+        return requested, f"{requested}: as {'asked' if asked else 'in the profile'}; {untold}"
     weakest = min(capabilities)
     shown, slow = f"compute capability {weakest[0]}.{weakest[1]}", weakest < (7, 0)
     if requested == "auto" and slow:
         return "no", f"fp32: {shown} has no tensor cores, so fp16 would not be faster"
+    if requested == "fp16" and not asked:
+        return _for_profile(shown, weakest)
     if requested == "fp16":
         return "fp16", "fp16: as asked" + (f", but slow: {shown} has no tensor cores" if slow else "")
     if weakest >= (8, 0):

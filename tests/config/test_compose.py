@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from spectrakit.config.compose import compose, diff, from_dict, override, sha256, snapshot
-from spectrakit.config.schema import Config, DistributedConfig, get, settings, to_dict
+from spectrakit.config.schema import Config, DistributedConfig, get, settings, to_dict, was_asked_for
 from spectrakit.config.validation import ReadOnly
 from spectrakit.system.errors import RequestError
 
@@ -388,3 +388,27 @@ def test_a_module_that_was_loaded_twice_still_reads_profiles(here):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=here)
     assert done.stdout.strip() == "8h30m", done.stderr
+
+
+PRECISION = "distributed.mixed_precision"
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("trainer=defaults",), False),
+        (("trainer=kaggle_safe",), False),
+        (("trainer=kaggle", "trainer.precision=16"), True),
+        (("trainer=defaults", "distributed.fp16=true"), True),
+    ],
+)
+def test_a_snapshot_tells_a_profile_from_a_person(tmp_path, words, asked):
+    config, file = compose(*words), tmp_path / "config.yaml"
+    file.write_text(snapshot(config))
+    again = compose(config=file)
+    assert was_asked_for(config, PRECISION) == was_asked_for(again, PRECISION) == asked
+    assert snapshot(again) == file.read_text() and again.distributed.mixed_precision == "fp16"
+    file.write_text(snapshot(config).replace("mixed_precision: fp16", "mixed_precision: bf16"))  # by hand
+    assert was_asked_for(compose(config=file), PRECISION)
+    file.write_text("distributed:\n  mixed_precision: fp16\n")  # a person's own file
+    assert was_asked_for(compose(config=file), PRECISION)

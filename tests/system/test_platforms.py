@@ -791,6 +791,29 @@ def test_precision(requested, gpus, used, reason):
     assert choose_precision(requested, gpus) == (used, reason)
 
 
+L4, H100, V100 = (Gpu(name, 22.0, at) for name, at in (("L4", (8, 9)), ("H100", (9, 0)), ("V100", (7, 0))))
+
+
+@pytest.mark.parametrize(
+    "requested, gpus, used, words",
+    [
+        ("fp16", [A100], "bf16", "bf16: compute capability 8.0 has it, which needs no loss scaling; "),
+        ("fp16", [L4], "bf16", "trainer.precision=fp16 keeps the profile's fp16"),
+        ("fp16", [H100, H100], "bf16", "compute capability 9.0 has it"),
+        ("fp16", [H100, T4], "fp16", "fp16: as in the profile; compute capability 7.5 has no bf16"),
+        ("fp16", [V100], "fp16", "fp16: as in the profile; compute capability 7.0 has no bf16"),
+        ("fp16", [P100], "fp16", "compute capability 6.0 has no tensor cores, so it is not faster than fp32"),
+        ("fp16", [A100, UNKNOWN], "fp16", f"fp16: as in the profile; {UNTOLD}"),
+        ("fp16", [], "no", "fp32: precision 16 needs a GPU, and this machine has none"),
+        ("bf16", [A100], "bf16", "bf16: as asked"),
+        ("no", [A100], "no", "fp32"),
+    ],
+)
+def test_the_fp16_of_a_profile_is_half_precision_as_the_gpu_has_it(requested, gpus, used, words):
+    chosen, reason = choose_precision(requested, gpus, asked=False)
+    assert chosen == used and words in reason
+
+
 def test_a_wrong_precision_names_the_right_one():
     with pytest.raises(ValueError, match="Did you mean 'bf16'"):
         choose_precision("bfloat16", [])
