@@ -6,7 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench notebooks readme picture gallery lock wheel release clean
+.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench docs notebooks readme picture gallery lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -63,6 +63,10 @@ hostile: $(VENV)/.installed  ## open, resume, predict with and report what stran
 
 bench: $(VENV)/.installed  ## measure ourselves beside others, and write bench/results.md; BENCH="loop data" runs only these
 	@$(RUN) bench/page.py $(BENCH)
+
+docs: $(VENV)/.installed  ## build the documentation site from pages, notebooks and docstrings into build/docs; a broken link is an error
+	@$(RUN) -m sphinx --quiet --fail-on-warning --keep-going -j auto -c docs . build/docs
+	@echo "build/docs/docs/index.html"
 
 notebooks: $(VENV)/.installed  ## execute all notebooks and keep their outputs
 	@$(RUN) tools/notebooks.py run

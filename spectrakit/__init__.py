@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "Config": "config.schema",
     "RequestError": "system.errors",
+    "about": "cli.commands.doctor",
     "compose": "config.compose",
     "diff": "config.compose",
     "explain": "config.explain",

@@ -8,6 +8,7 @@ from spectrakit.api.profiles import profiles as profiles
 from spectrakit.api.run import Run as Run
 from spectrakit.api.run import list_runs as list_runs
 from spectrakit.api.run import open_run as open_run
+from spectrakit.cli.commands.doctor import about as about
 from spectrakit.config.compose import compose as compose
 from spectrakit.config.compose import diff as diff
 from spectrakit.config.compose import override as override
@@ -75,6 +76,7 @@ __all__ = [
     "TrialResult",
     "Watchdog",
     "__version__",
+    "about",
     "attached_runs",
     "blend",
     "check",

@@ -4,6 +4,8 @@ import ast
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,37 @@ def test_settings_in_the_text_of_a_page_compose(page):
     for setting in settings_in(page):
         if not re.search(r"[A-Z]{3}", setting):  # a word in capitals stands for a value
             compose(setting)
+
+
+def test_the_api_page_has_each_public_name_once():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. (?:auto\w+|py:data):: spectrakit\.(\w+)$", text, re.M)
+    assert sorted(named) == sorted(set(sk.__all__) - {"__version__"})
+
+
+def test_each_page_is_in_the_contents_of_the_site():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^([\w./-]+)$", index, re.M))
+    assert not [page.stem for page in PAGES if page.parent.name == "docs" and page.stem not in {*listed, "index"}]
+    tutorials = (ROOT / "nbs" / "tutorials").glob("*.ipynb")
+    assert not [path.stem for path in tutorials if f"../nbs/tutorials/{path.stem}" not in listed]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_site_is_built_without_a_warning(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--quiet",
+        "--fail-on-warning",
+        "--keep-going",
+        "-c",
+        "docs",
+        ".",
+        tmp_path,
+    ]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr
+    assert "sk.fit" in (tmp_path / "README.html").read_text(encoding="utf-8")

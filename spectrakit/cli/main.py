@@ -20,6 +20,7 @@ from ..system.secret_masking import MaskedStream
 # Module → its commands, in the order of the help; a module is imported only when used.
 GROUPS = {
     "info": ("info", "profiles"),
+    "doctor": ("doctor",),
     "explain": ("explain",),
     "preflight": ("preflight",),
     "training": ("train", "check", "resume", "predict"),

@@ -43,7 +43,7 @@ class Scaler(nn.Module):
         self.register_buffer("deviation", torch.ones(shape))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return scaled `values` [batch, …, *shape]."""
+        """Return scaled `values` of shape `[batch, …, *shape]`."""
         if not values.is_floating_point():
             values = values.to(self.mean.dtype)
         return values * self.deviation + self.mean if self.undo else (values - self.mean) / self.deviation

@@ -157,7 +157,7 @@ def _suggested_name(name: str) -> str:
 def secret(name: str, default: str | None = None) -> Secret:
     """Return a secret: the environment variable `name`, else Kaggle's or Colab's secret of that name, else `default`.
 
-    It prints as ***; `.reveal()` returns the text.
+    It prints as `***`; `.reveal()` returns the text.
 
     Args:
         name: name of the secret.
