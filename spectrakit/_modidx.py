@@ -10240,6 +10240,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'spectrakit/view/picture.py'),
                                          'spectrakit.view.picture._draw_line': ( '65_view/picture.html#_draw_line',
                                                                                  'spectrakit/view/picture.py'),
+                                         'spectrakit.view.picture._leave_room': ( '65_view/picture.html#_leave_room',
+                                                                                  'spectrakit/view/picture.py'),
                                          'spectrakit.view.picture._panels_html': ( '65_view/picture.html#_panels_html',
                                                                                    'spectrakit/view/picture.py'),
                                          'spectrakit.view.picture._png': ('65_view/picture.html#_png', 'spectrakit/view/picture.py'),

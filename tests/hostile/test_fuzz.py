@@ -85,14 +85,11 @@ def sentence(error: BaseException) -> bool:
 
 @pytest.mark.slow
 def test_wrong_values_are_refused_in_a_sentence(capsys, monkeypatch):
-    tried = [
-        one
-        for one in calls()
-        if one[0] in ("open_run", "list_runs", "compose", "override", "diff", "compare", "report")
-    ]
-    tried += [
-        one for one in calls() if one[0] in ("predict", "resume", "watch", "secret", "seal_output", "init_kernel")
-    ]
+    names = (
+        "open_run list_runs compose override diff compare report predict resume watch secret seal_output init_kernel"
+    )
+    # the root of the disk is a folder that can be sealed, which would read all of it
+    tried = [one for one in calls() if one[0] in names.split() and one != ("seal_output", "../" * 50)]
     assert len(tried) > 250
     monkeypatch.setenv("KAGGLE_API_TOKEN", "")
     wrong = []
