@@ -77,8 +77,8 @@ _TYPED = """
     limits.max_files=100 trainer.max_epochs=30 optimizer.lr=3e-4 watchdog.deadline=2026-11-30T17:30 watchdog.reserve=20m
     watchdog.grace=30s watchdog.after_sigterm=20s preflight.max_cost=20 preflight.price_per_hour=3.9
     folds.pseudo=runs/blend folds.distill=runs/blend folds.columns=runs/other-cv folds.file=folds.csv folds.fold=0
-    folds.parallel=2 search.parallel=2 resume.source=auto resume.allow=[trainer.max_epochs] run.name=baseline launch.threads=4
-    tracking.group=ensemble tracking.project=titanic tracking.tensorboard_dir=/tmp/tensorboard
+    folds.parallel=2 search.parallel=2 resume.source=auto resume.allow=[trainer.max_epochs] run.name=baseline
+    launch.threads=4     tracking.group=ensemble tracking.project=titanic tracking.tensorboard_dir=/tmp/tensorboard
 """
 _EXAMPLES = {text.partition("=")[0]: text for text in _TYPED.split()} | {"profile": "trainer=kaggle_safe"}
 
