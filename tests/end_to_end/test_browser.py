@@ -343,7 +343,9 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
     assert len(json.dumps([cell.get("outputs") for cell in saved["cells"]])) < 300_000
 
 
-@pytest.mark.parametrize(("app", "side_by_side"), [("jupyterlab", 4), ("notebook", 2)])  # Notebook 7 leaves a margin
+@pytest.mark.parametrize(
+    ("app", "side_by_side"), [pytest.param("jupyterlab", 4, marks=pytest.mark.long), ("notebook", 2)]
+)
 def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by_side):
     train = f"run = fit(Tiny({{'slow': True}}), config('read', 'trainer.devices=1', 'trainer.max_epochs=3', {COLD}))"
     write_notebook(either.folder / "read.ipynb", BEGIN, train)

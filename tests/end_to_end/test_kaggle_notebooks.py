@@ -432,6 +432,7 @@ def up_to(steps: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # in a sealed Kaggle: test_kaggle_sim.py
 def test_a_session_the_next_one_and_the_one_that_predicts(tmp_path):
     """The second session finds the first one's output among its inputs, and goes on with a copy; the last one writes
     the submission.

@@ -36,6 +36,8 @@ IN_TESTS = (
     "one-gpu",
     "cut-short",
 )
+# the first of three sessions below is cut short, too; tests/launch plans for fewer GPUs than were asked for
+ALIKE = ("one-gpu", "cut-short")
 
 
 def made(platform: str) -> environment.Environment:
@@ -371,7 +373,7 @@ def hidden_test(table: Path) -> int:
     return 2 * len(rows)
 
 
-@pytest.mark.parametrize("name", IN_TESTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in ALIKE)) for name in IN_TESTS])
 def test_an_accident_is_told_and_costs_only_what_it_must(kaggles, pushed, tmp_path, name):
     accident = next(accident for accident in accidents.ACCIDENTS if accident.name == name)
     done = accidents.play(
@@ -380,7 +382,7 @@ def test_an_accident_is_told_and_costs_only_what_it_must(kaggles, pushed, tmp_pa
     assert accidents.complaints(accident, done) == [], done.text
 
 
-@pytest.mark.parametrize("name", ["images", "folds"])
+@pytest.mark.parametrize("name", [pytest.param("images", marks=pytest.mark.long), "folds"])
 def test_one_kernel_trains_and_hands_in(kaggles, pushed, tmp_path, name):
     "A folder of images, and a table with five folds and two models: from the attached data to submission.csv."
     words = {"images": "trainer.max_epochs=1", "folds": "trainer.max_epochs=2 launch.mode=inline"}[name]
@@ -403,6 +405,7 @@ def test_one_kernel_trains_and_hands_in(kaggles, pushed, tmp_path, name):
     assert len(done.files()) < kernels.MOST_FILES and "output-manifest.json" in done.files()
 
 
+@pytest.mark.long  # in two sessions, without a sealed Kaggle: test_kaggle_notebooks.py
 def test_a_language_model_is_fine_tuned_in_a_session(kaggles, pushed, tmp_path):
     "From the attached model and texts to a folder that `from_pretrained` loads, and texts that it has written."
     pytest.importorskip("transformers", reason="the model of the story needs the extra lm")

@@ -692,7 +692,13 @@ class Long(sk.Task):
 
 
 @slow
-@pytest.mark.parametrize("message", ["'x' * 3 * 10**7", "'row\\n' * 10**7"], ids=["a word", "lines"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param("'x' * 3 * 10**7", id="a word", marks=pytest.mark.long),
+        pytest.param("'row\\n' * 10**7", id="lines"),
+    ],
+)
 def test_an_error_of_any_length_is_told(here, message):
     "Masking it took longer than the others wait for a rank that has failed."
     (here / "long.py").write_text(LONG.replace("MESSAGE", message))

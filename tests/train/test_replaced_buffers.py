@@ -181,7 +181,7 @@ def test_a_run_is_that_of_a_plain_loop(train, part):
 
 
 @pytest.mark.parametrize("part", [*KEPT, *UNKEPT])
-@pytest.mark.parametrize("bad", [(2,), (3, 4, 7)])
+@pytest.mark.parametrize("bad", [pytest.param((2,), marks=pytest.mark.long), (3, 4, 7)])
 def test_a_step_that_is_skipped_leaves_no_trace_in_the_buffers(train, part, bad):
     task = Moving(part, bad)
     run = train(task, *WORDS, "trainer.max_epochs=2", "training.nan_policy=skip", "data.allow_nan=true")
@@ -227,8 +227,14 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize("part", KEPT)
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(
+    ("part", "extra"),
+    [  # each twice in `make test`
+        pytest.param(part, extra, marks=[pytest.mark.long] * ((row + column) % 5 not in (0, 2)))
+        for row, part in enumerate(KEPT)
+        for column, extra in enumerate(EXTRAS)
+    ],
+)
 def test_a_run_that_is_cut_goes_on_to_the_bit(train, part, extra):
     task = Moving(part, (3,) if extra == "skip" else ())
     words = (*WORDS, *EXTRAS[extra], "trainer.check_val_every_n_steps=3")

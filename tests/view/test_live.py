@@ -29,7 +29,8 @@ pytestmark = [
 LIMIT_S, MESSAGES, BYTES = 3, 1000, 1_000_000  # jupyter_server drops output beyond so much a second, over three seconds
 
 
-@pytest.mark.parametrize("kernel", ["todays_kernel", "colabs_kernel"])
+# today's kernel draws runs in test_browser.py, too
+@pytest.mark.parametrize("kernel", [pytest.param("todays_kernel", marks=pytest.mark.long), "colabs_kernel"])
 def test_the_view_of_a_run(kernel, request):
     notebook = request.getfixturevalue(kernel)
     notebook.run(BEGIN)
@@ -102,6 +103,7 @@ def the_buttons_are_heard(notebook) -> None:
 # what is looked at
 
 
+COLD = "'launch.warm_worker=false'"  # where there is one run alone, no process need wait for the next
 NO_COMMS = """
 import comm, ipywidgets
 def refused(*_, **__): raise RuntimeError("there are no comms here")
@@ -113,7 +115,7 @@ MIME = {"text/plain", "text/html", "image/png"}  # what any front end shows
 def test_a_front_end_without_comms_is_shown_all_of_it(todays_kernel):
     "VS Code and Colab show the same bundles, each in its own way, and may show no widget at all."
     todays_kernel.run(BEGIN + NO_COMMS)
-    cell = todays_kernel.send("run = fit(Tiny({'slow': True}), config('plain', 'trainer.max_epochs=1'))")
+    cell = todays_kernel.send(f"run = fit(Tiny({{'slow': True}}), config('plain', 'trainer.max_epochs=1', {COLD}))")
     todays_kernel.wait(cell)
     ends_well(todays_kernel, cell, "plain", "completed")
     bundles = [bundle for _, bundle in shown(cell)]
@@ -192,6 +194,7 @@ BATCH = [
 ]
 
 
+@pytest.mark.long  # papermill runs its notebooks by nbclient
 def test_nbclient_keeps_the_end_of_a_run(tmp_path):
     notebook = nbformat.read(write_notebook(tmp_path / "batch.ipynb", *BATCH), 4)
     run_by_a_program(notebook, tmp_path)
@@ -203,7 +206,11 @@ def run_by_a_program(notebook, folder) -> None:
     executed(lambda: NotebookClient(notebook, **options, resources={"metadata": {"path": str(folder)}}))
 
 
-FAILS = [BEGIN, "run = fit(Tiny({5: 'raise cat'}, 0), config('batch', 'trainer.devices=1'))", "went_on = run.status"]
+FAILS = [
+    BEGIN,
+    f"run = fit(Tiny({{5: 'raise cat'}}, 0), config('batch', 'trainer.devices=1', {COLD}))",
+    "went_on = run.status",
+]
 
 
 def test_a_failed_run_stops_the_notebook_only_where_nobody_reads_it(tmp_path, todays_kernel):
