@@ -4104,6 +4104,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                        'spectrakit/launch/pickling/task_pickle.py'),
                                                         'spectrakit.launch.pickling.task_pickle.read_task': ( '60_launch/00_pickling/task_pickle.html#read_task',
                                                                                                               'spectrakit/launch/pickling/task_pickle.py'),
+                                                        'spectrakit.launch.pickling.task_pickle.special_modules': ( '60_launch/00_pickling/task_pickle.html#special_modules',
+                                                                                                                    'spectrakit/launch/pickling/task_pickle.py'),
                                                         'spectrakit.launch.pickling.task_pickle.write_arrays': ( '60_launch/00_pickling/task_pickle.html#write_arrays',
                                                                                                                  'spectrakit/launch/pickling/task_pickle.py'),
                                                         'spectrakit.launch.pickling.task_pickle.write_task': ( '60_launch/00_pickling/task_pickle.html#write_task',

@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import functools
 import gc
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from collections import Counter
 from pathlib import Path
 
@@ -29,12 +31,19 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+COLLECTED: set[str] = set()  # this project's own modules that were imported in order to find the tests
+
+
 def pytest_collection_finish():
     """The tests themselves are compiled by now; what they write and import from here on is not to be kept.
 
     And no collection of garbage looks through thousands of tests, here or in a fork.
     """
     sys.dont_write_bytecode = True
+    own = tuple(str(Path(__file__).resolve().parent.parent / folder) + os.sep for folder in ("tests", "tools", "bench"))
+    for name, module in sys.modules.copy().items():
+        if isinstance(module, types.ModuleType) and str(vars(module).get("__file__")).startswith(own):
+            COLLECTED.add(name)
     gc.collect()
     gc.freeze()
 
@@ -101,15 +110,31 @@ def pytest_runtest_setup(item):
 
 
 def leave_other_tests_out(of_test: str) -> None:
-    "Jobs carry the state of the user's own modules: of this test's, not of two hundred files that pytest has imported."
+    "Jobs carry the state of the user's own modules: of those that this test uses, not of all that pytest has imported."
     if state := sys.modules.get("spectrakit.launch.pickling.module_state"):
         found = getattr(state.own_modules, "of_all", state.own_modules)
+        left_out = COLLECTED - used_by(of_test)
 
         def own_modules():
-            return {name: module for name, module in found().items() if name[:5] != "test_" or name == of_test}
+            return {name: module for name, module in found().items() if name not in left_out}
 
         own_modules.of_all = found
         state.own_modules = own_modules
+
+
+@functools.cache
+def used_by(test: str) -> set[str]:
+    "A test's module, and the modules of this folder that its classes and functions come from, and theirs."
+    used, todo = set(), [test]
+    while todo:
+        if (name := todo.pop()) not in used:
+            used.add(name)
+            for value in list(vars(sys.modules[name]).values()):
+                if isinstance(value, types.ModuleType):
+                    todo += {value.__name__} & COLLECTED
+                elif isinstance(value, (type, types.FunctionType)):
+                    todo += {value.__module__} & COLLECTED
+    return used
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from spectrakit.launch.pickling.task_pickle import (
     culprit,
     description_of,
     full_disk_as_error,
+    special_modules,
     write_arrays,
 )
 from ...system.errors import RequestError
@@ -268,16 +269,16 @@ class _Trial(_Strict):
         self.seen.add(id(thing))
         return super().persistent_id(thing)
 
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), MAPPED_FROM_BYTES)
+    def __init__(self, modules: dict[int, str]) -> None:
+        super().__init__(io.BytesIO(), MAPPED_FROM_BYTES, modules=modules)
         self.seen: set[int] = set()
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #63924675
 class StatePickler(_Strict):
     """Pickler that replaces each unpicklable part by a placeholder and counts them in `notes`."""
 
-    def __init__(self, file: Any, mapped_from_bytes: int, prefix: str):
-        super().__init__(file, mapped_from_bytes, prefix)
+    def __init__(self, file: Any, mapped_from_bytes: int, prefix: str, modules: dict[int, str] | None = None):
+        super().__init__(file, mapped_from_bytes, prefix, modules)
         self.notes = 0
         self._good: set[int] = set()  # ids of objects that can be pickled with all their parts
 
@@ -292,7 +293,7 @@ class StatePickler(_Strict):
         """Return how to rebuild `thing` or its placeholder."""
         try:
             if id(thing) not in self._good and not _may_hold_notes(thing):
-                trial = _Trial()
+                trial = _Trial(self.modules)
                 trial.dump(thing)
                 self._good |= trial.seen
             value = super().reducer_override(thing)
@@ -324,27 +325,29 @@ class ModuleState:
 _SCALARS = (str, bytes, int, float, complex, bool, type(None), type, _Origin)
 
 
-def _dumped(places: dict, mapped_from_bytes: int, prefix: str) -> tuple[bytes, TaskPickler, int]:
+def _dumped(
+    places: dict, mapped_from_bytes: int, prefix: str, modules: dict[int, str]
+) -> tuple[bytes, TaskPickler, int]:
     for kind in (_Strict, StatePickler):
         buffer = io.BytesIO()
-        pickler = kind(buffer, mapped_from_bytes, prefix)
+        pickler = kind(buffer, mapped_from_bytes, prefix, modules)
         with contextlib.suppress(Exception):
             pickler.dump(places)
             return buffer.getvalue(), pickler, getattr(pickler, "notes", 0)
     tried = {p: {n: v if can_pickle(v) else placeholder_for(v) for n, v in own.items()} for p, own in places.items()}
     buffer = io.BytesIO()
-    pickler = StatePickler(buffer, mapped_from_bytes, prefix)
+    pickler = StatePickler(buffer, mapped_from_bytes, prefix, modules)
     pickler.dump(tried)
     return buffer.getvalue(), pickler, pickler.notes + 1
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #4f3feb19
 def write_modules(folder: Path, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
     """Write the state of the user's modules into a job's `folder`, if there are any. RequestError: disk full."""
-    states = {}
+    states, modules = {}, special_modules()
     for number, (name, module) in enumerate(own_modules().items()):
         places, prefix = places_of(module), f"module{number}"
         tokens = {(p, n): id(v) for p, own in places.items() for n, v in own.items() if not isinstance(v, _SCALARS)}
-        content, pickler, notes = _dumped(places, mapped_from_bytes, prefix)
+        content, pickler, notes = _dumped(places, mapped_from_bytes, prefix, modules)
         write_arrays(folder, pickler.large.blocks, name)
         folders = list(module.__path__) if hasattr(module, "__path__") else None
         states[name] = ModuleState(os.path.abspath(module.__file__ or ""), folders, content, notes, tokens)
