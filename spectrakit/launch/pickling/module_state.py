@@ -275,7 +275,14 @@ class _Trial(_Strict):
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #63924675
 class StatePickler(_Strict):
-    """Pickler that replaces each unpicklable part by a placeholder and counts them in `notes`."""
+    """Pickler that replaces each unpicklable part by a placeholder and counts them in `notes`.
+
+    Args:
+        file: Binary file to write to.
+        mapped_from_bytes: Arrays of at least this many bytes go to files of their own.
+        prefix: First letters of those files' names.
+        modules: Result of `special_modules()` (default: as of now).
+    """
 
     def __init__(self, file: Any, mapped_from_bytes: int, prefix: str, modules: dict[int, str] | None = None):
         super().__init__(file, mapped_from_bytes, prefix, modules)
