@@ -16,7 +16,7 @@ from ..config.schema import Config
 from ..config.validation import shown
 from ..system.errors import RequestError
 from ..system.tables import html_folded, html_table, matrix_text
-from ..system.units import format_bytes
+from ..system.units import format_bytes, format_memory
 
 # %% ../../nbs/70_api/04_profiles.ipynb #2cb94ff2
 _ROWS = {
@@ -91,8 +91,8 @@ def _forecast_column(task: Any, config: Config) -> tuple[str, ...]:
     low, high = map(span, f.range_s)
     return (
         "yes" if f.fits else "no",
-        format_bytes(max(m.peaks.values()) + m.outside_bytes) if m.gpu else "none used",
-        format_bytes(host_bytes(f)),
+        format_memory(max(m.peaks.values()) + m.outside_bytes) if m.gpu else "none used",
+        format_memory(host_bytes(f)),
         format_bytes(disk_bytes(f)),
         span(f.epoch_s),
         f"{low} – {high}",

@@ -206,11 +206,23 @@ class Run:
 # %% ../../nbs/70_api/00_run.ipynb #49ef1708
 _NEXT = {
     "running": "run.show() watches it",
-    "failed": "run.failure explains it, sk.resume(run) continues from its last checkpoint",
-    "unfinished": "sk.resume(run) continues",
-    "interrupted": "sk.resume(run) goes on",
-    "out_of_time": "sk.resume(run) goes on",
+    "failed": "run.failure explains it, ",
+    "unfinished": "",
+    "interrupted": "",
+    "out_of_time": "",
 }
+
+
+def _next_of(run: Run, status: str) -> str:
+    """Return the calls that help after `status`; resume only if a checkpoint was saved."""
+    if status not in _NEXT or status == "running":
+        return _NEXT.get(status, "run.plot(), run.load_model(), sk.predict(task, run), sk.report(run)")
+    saved = find_checkpoint(run.path / "checkpoints")[0]
+    return _NEXT[status] + (
+        f"sk.resume(run) continues from step {int(saved.name[5:])}"
+        if saved
+        else "nothing was saved: sk.fit starts anew"
+    )
 
 
 def run_rows(run: Run) -> list[tuple[str, str]]:
@@ -230,7 +242,7 @@ def run_rows(run: Run) -> list[tuple[str, str]]:
     state = read_record(run.path)
     rows["submission"] = str(state) if state else ""
     rows["folder"] = str(run.path)
-    rows["next"] = _NEXT.get(status, "run.plot(), run.load_model(), sk.predict(task, run), sk.report(run)")
+    rows["next"] = _next_of(run, status)
     return [(what, readable(masked(text))) for what, text in rows.items() if text]
 
 
@@ -252,7 +264,7 @@ def task_of(run: Run, task: Any, trust: bool = False) -> Any:
     if name is None or name.startswith("__main__:"):
         raise RequestError(
             f"The task of {run.path.name} was defined in a notebook or script ({name}). Pass it as an argument, "
-            "such as Coffee()."
+            f"such as {str(name or 'MyTask').rpartition(':')[2]}()."
         )
     consented(run.path, run.config, trust or run.trusted)
     return load_task(name)

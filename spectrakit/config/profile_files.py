@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['place', 'yaml_error', 'read_text', 'parse_yaml', 'load_yaml', 'profile_folders', 'package_profiles', 'profiles',
-           'profile_intent', 'other_ending', 'nested', 'package_of']
+           'profile_note', 'profile_intent', 'other_ending', 'nested', 'package_of']
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #23a2fcf4
 import copy
@@ -234,18 +234,30 @@ def profiles() -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(by_group.items())}
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #c5adf423
+def _comments(name: str, group: str) -> list[str] | None:
+    """Return the comments of a profile that begin a line; None if there is no such profile."""
+    files = [file for folder in profile_folders() if (file := folder / group / f"{name}.yaml").is_file()]
+    lines = [line for file in files for line in read_text(file).splitlines()]
+    return [line[1:].strip() for line in lines if line.startswith("#")] if files else None
+
+
+def profile_note(name: str, word: str, group: str = "trainer") -> str:
+    """Return the text of the comment `# WORD: text` of a profile, such as its `needs: 2 GPUs`; '' without one."""
+    try:
+        notes = [line.partition(": ") for line in _comments(name, group) or ()]
+    except RequestError:
+        return ""  # not text
+    return next((text.strip() for key, _, text in notes if key == word), "")
+
+
 def profile_intent(name: str, group: str = "trainer") -> str:
     """Return the purpose of a profile, which is the first comment of its file.
 
     RequestError if the profile is missing or not text.
     """
-    files = [file for folder in profile_folders() if (file := folder / group / f"{name}.yaml").is_file()]
-    for file in files:
-        lines = (line[1:].strip() for line in read_text(file).splitlines() if line.startswith("#"))
-        if comment := next((line for line in lines if not line.startswith("@package")), ""):
-            return comment
-    if files:
-        return ""
+    comments = _comments(name, group)
+    if comments is not None:
+        return next((line for line in comments if not line.startswith("@package")), "")
     names = profiles().get(group, [])
     raise RequestError(
         f"There is no profile {name!r}. There are: {', '.join(names)}."

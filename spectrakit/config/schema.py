@@ -997,7 +997,7 @@ class Config:
     task: dict[str, Any] = setting(
         {}, "the task: `name` and the task's own options", check=_task, example="task.name=coffee"
     )
-    seed: int = setting(0, "seed of everything random", minimum=0, maximum=2**32 - 1)
+    seed: int = setting(0, "number that all random draws begin with", minimum=0, maximum=2**32 - 1)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     dataloader: DataloaderConfig = dataclasses.field(default_factory=DataloaderConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

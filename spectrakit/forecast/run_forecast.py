@@ -25,7 +25,7 @@ from spectrakit.forecast.formulas import (
 )
 from .other_machines import HEADS, Basis, Elsewhere, between, elsewhere, hours_between, row_of
 from .places import places
-from ..system.units import format_bytes
+from ..system.units import format_bytes, format_memory
 from ..watchdog.time_budget import short_time
 
 # %% ../../nbs/40_forecast/05_run_forecast.ipynb #33c7eed0
@@ -135,7 +135,7 @@ def _memory_problem(f: Forecast) -> str | None:
     m, most = f.fullest, largest_micro_batch(f.fullest)
     if not m.gpu or most is None or most >= f.workload.micro_batch_size:
         return None
-    room = f"{format_bytes(m.capacity_bytes)} of the {m.device}"
+    room = f"{format_memory(m.capacity_bytes)} of the {m.device}"
     if most < 1:
         return f"Not even one sample fits into the {room}. Use a smaller model, or distributed.strategy=fsdp."
     return (
@@ -149,7 +149,7 @@ def _host_problem(f: Forecast) -> str | None:
     if available is None or used <= 0.95 * available:
         return None
     return (
-        f"The processes need {format_bytes(used)} of memory and the machine has {format_bytes(available)}. Use fewer "
+        f"The processes need {format_memory(used)} of memory and the machine has {format_memory(available)}. Use fewer "
         f"dataloader.num_workers (now {f.here.workers}), or a smaller data.micro_batch_size."
     )
 
@@ -243,8 +243,10 @@ def _static_row(f: Forecast) -> Row | None:
     sizes = f.static.get("bytes")
     if not isinstance(sizes, dict):
         return ("by its tensors alone", "not known", f"the model cannot be counted: {f.static.get('why', '')}")
-    parts = ", ".join(f"{_KINDS[kind]} {format_bytes(size)}" for kind, size in sizes.items() if size and kind in _KINDS)
-    return ("by its tensors alone", format_bytes(sizes["total"]), f"a step, counted without running it; {parts}")
+    parts = ", ".join(
+        f"{_KINDS[kind]} {format_memory(size)}" for kind, size in sizes.items() if size and kind in _KINDS
+    )
+    return ("by its tensors alone", format_memory(sizes["total"]), f"a step, counted without running it; {parts}")
 
 
 _KINDS = {"param": "parameters", "grad": "gradients", "opt": "optimizer", "act": "activations", "temp": "temporary"}
@@ -253,16 +255,16 @@ _KINDS = {"param": "parameters", "grad": "gradients", "opt": "optimizer", "act":
 def _memory_rows(f: Forecast) -> list[Row]:
     m, most = f.fullest, largest_micro_batch(f.fullest)
     used = max(m.peaks.values()) + m.outside_bytes
-    kept = ", ".join(f"{name} {format_bytes(size)}" for name, size in m.sizes.items() if size)
+    kept = ", ".join(f"{name} {format_memory(size)}" for name, size in m.sizes.items() if size)
     rows: list[Row] = []
     if m.gpu:
-        share = f"{format_bytes(used)} ± {MEMORY_ERROR:.0%} of {format_bytes(m.capacity_bytes)}"
+        share = f"{format_memory(used)} ± {MEMORY_ERROR:.0%} of {format_memory(m.capacity_bytes)}"
         rows += [("GPU memory, each", share, f"highest use of {m.device}; {kept}")]
         fits = f"{most:,}" if most is not None else "not known"
         rows += [("largest micro batch", fits, "by its growth with the batch, 5 % left free")]
-    available = "" if f.here.memory_bytes is None else f" of {format_bytes(f.here.memory_bytes)}"
+    available = "" if f.here.memory_bytes is None else f" of {format_memory(f.here.memory_bytes)}"
     why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)}with their readers" + ("" if m.gpu else f"; {kept}")
-    rows += [("memory", f"{format_bytes(host_bytes(f))} ± {MEMORY_ERROR:.0%}{available}", why)]
+    rows += [("memory", f"{format_memory(host_bytes(f))} ± {MEMORY_ERROR:.0%}{available}", why)]
     rows += [row] if (row := _static_row(f)) else []
     each = max(m.checkpoint_bytes for m in f.ranks)
     free = "" if f.here.free_bytes is None else f" of {format_bytes(f.here.free_bytes)} free"

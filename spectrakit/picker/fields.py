@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Row', 'WARNING', 'ALERT', 'COMMON', 'Field', 'fields', 'blocks', 'typed_override', 'field_text', 'EarlierRun',
-           'find_earlier_run', 'consequences', 'platform_rows', 'limit_text', 'changed_settings', 'profile_rows',
-           'escaped', 'rows_text', 'rows_html', 'note_html', 'copy_html', 'section_html', 'colab_form']
+           'find_earlier_run', 'consequences', 'platform_rows', 'lacks', 'limit_text', 'changed_settings',
+           'profile_rows', 'escaped', 'rows_text', 'rows_html', 'note_html', 'copy_html', 'section_html', 'colab_form']
 
 # %% ../../nbs/75_picker/01_fields.ipynb #ca1b58cc
 import dataclasses
@@ -24,14 +24,20 @@ from ..config.auto_settings import ignored_settings, platform_notes
 from ..config.compose import compose, diff
 from ..config.effective_batch import BatchPlan, plan_batches, total_steps
 from ..config.learning_rate_schedule import warmup_length
+<<<<<<< HEAD
 from ..config.profile_files import load_yaml, profile_intent, profiles
 from ..config.schema import Config, get, settings, was_asked_for
+=======
+from ..config.profile_files import load_yaml, profile_intent, profile_note, profiles
+from ..config.schema import Config, get, settings
+>>>>>>> 8d06f407 ([view, picker] one x axis, epochs not rounded up, GiB for memory; cards by intent, cleared fields, named radio buttons)
 from ..config.validation import accepted_values, shown
 from ..distributed.topology import plan_processes
 from .provenance import override_text, value_text
 from ..runs.resume_compatibility import same_task
 from ..runs.run_dir import newest_environments, read_summary
 from ..system.errors import RequestError
+from ..system.hardware import Gpu
 from ..system.platforms.platform import Platform
 from ..system.precision import choose_precision
 from ..system.units import format_duration
@@ -220,6 +226,13 @@ def _clock_rows(config: Config, platform: Platform) -> list[Row]:
     ]
 
 # %% ../../nbs/75_picker/01_fields.ipynb #dd220523
+def _precision_row(asked: str, gpus: Sequence[Gpu]) -> Row:
+    """Return the precision that is used, with a warning if it is not the chosen one."""
+    used, reason = choose_precision(asked, gpus)
+    shown, _, why = reason.partition(": ")
+    return ("precision", shown, why if asked in ("auto", used) else f"{WARNING} {asked} was chosen; {why}")
+
+
 def consequences(
     config: Config, platform: Platform, samples: int | None = None, earlier: EarlierRun | None = None, folder: str = ""
 ) -> list[Row]:
@@ -239,9 +252,13 @@ def consequences(
         processes = plan_processes(config, platform)
         rows.append(("processes", str(processes.world_size), processes.reason.partition(": ")[2]))
         gpus = () if config.trainer.accelerator == "cpu" else platform.gpus[: processes.per_node]
+<<<<<<< HEAD
         asked = was_asked_for(config, "distributed.mixed_precision")
         precision = choose_precision(config.distributed.mixed_precision, gpus, asked)[1]
         rows.append(("precision", *precision.partition(": ")[::2]))
+=======
+        rows.append(_precision_row(config.distributed.mixed_precision, gpus))
+>>>>>>> 8d06f407 ([view, picker] one x axis, epochs not rounded up, GiB for memory; cards by intent, cleared fields, named radio buttons)
         rows += _batch_rows(config, processes.world_size, samples, earlier, platform, gpus)
     except (RequestError, ValueError) as error:
         rows.append((WARNING, "cannot start", str(error)))
@@ -264,6 +281,14 @@ def platform_rows(platform: Platform) -> list[Row]:
     return rows + [("note", "", note) for note in platform.notes]
 
 # %% ../../nbs/75_picker/01_fields.ipynb #e3ffff35
+def lacks(platform: Platform, profile: str) -> str:
+    """Return the GPUs or machines that a profile needs and `platform` does not have, in words; '' if it can run."""
+    needed = profile_note(profile, "needs")
+    count, _, kind = needed.partition(" ")
+    enough = not count.isdecimal() or (kind.startswith("GPU") and int(count) <= len(platform.gpus))
+    return "" if enough else f"not here: needs {needed}"
+
+
 def limit_text(config: Config) -> str:
     """Return the time limit of `config` in words."""
     c = config.watchdog

@@ -22,7 +22,7 @@ from ..config.compose import compose
 from ..config.profile_files import place, profile_intent, profiles
 from ..config.schema import Config, get
 from ..config.validation import shown
-from .drawing import FORM, STYLE, cards, code_html, platform_html, tiles_html
+from .drawing import FORM, STYLE, cards, cards_style, code_html, platform_html, radio_names, tiles_html
 from spectrakit.picker.fields import (
     COMMON,
     blocks,
@@ -121,7 +121,7 @@ def make_control(form: "Form", key: str) -> Any:
         return w.Checkbox(indent=False, **about)
     if field.kind == "list":
         return w.Dropdown(options=list(field.options), **about)
-    return w.Text(placeholder="null" if field.nullable else "", **about)
+    return w.Text(placeholder="as the profile has it", **about)
 
 
 def _labelled(name: str, group: str) -> str:
@@ -195,7 +195,9 @@ def show_row(form: "Form", key: str) -> None:
 
 
 def _note_html(form: "Form", key: str, locked: str) -> str:
-    name = f"<code>{key.replace('.', '.<wbr/>').replace('_', '_<wbr/>')}</code> " if key in form.fields else ""
+    field = form.fields.get(key)
+    told = field is None or key == PLAIN.get(key, field.name)  # the label is the key
+    name = "" if told else f"<code>{key.replace('.', '.<wbr/>').replace('_', '_<wbr/>')}</code> "
     note = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(_note_of(form, key, locked)))
     return f'<div class="sk-more">{name}{note}</div>'
 
@@ -321,7 +323,8 @@ class Form:
         profile = [self._head("Profile"), self.row("trainer")] if "trainer" in self.groups else []
         fields_ = [self._head("Settings"), common, self._head("Effects of these settings"), self.consequences]
         use = [self._head("Use them"), self.lines, buttons, self.sections.outer.box]
-        return [self.w.HTML(STYLE + platform), *profile, *fields_, *use]
+        style = STYLE + cards_style(self.selection) + radio_names()
+        return [self.w.HTML(style + platform), *profile, *fields_, *use]
 
     def _head(self, text: str) -> Any:
         return self.w.HTML(f'<div class="sk-head" role="heading" aria-level="4">{text}</div>')
@@ -337,7 +340,8 @@ class Form:
         if key == MORE:
             select_more(self.selection, str(value), [k for k in self.selection.own if _is_more(self, k)])
         elif key in self.fields:
-            select(self.selection, key, value, typed_override(self.fields[key], value))
+            is_empty = self.fields[key].kind == "text" and not str(value).strip()  # as the profile has it
+            select(self.selection, key, value, "" if is_empty else typed_override(self.fields[key], value))
         else:
             select(self.selection, key, value, "" if value == _NONE else f"{key}={value}")
         self.typing = key if key in self.fields and self.fields[key].kind == "text" else ""

@@ -24,6 +24,7 @@ from spectrakit.picker.fields import (
     copy_html,
     fields,
     find_earlier_run,
+    lacks,
     limit_text,
     note_html,
     platform_rows,
@@ -275,7 +276,8 @@ def as_text(selection: Selection, why: str) -> str:
     """Return the form as text; `why`: the reason that there is no form."""
     config, names = selection.config, profiles().get("trainer", [])
     overrides = [r.override.text for r in selection.resolved.values()]
-    profile_names = [(f"{'→ ' if name == config.profile else '  '}{name}", "", _intent(name)) for name in names]
+    marks = {config.profile: "→ "}
+    profile_names = [(f"{marks.get(name, '  ')}{name}", "", _intent(selection, name)) for name in names]
     parts = [
         f"no form here: {why}",
         rows_text(platform_rows(selection.platform)),
@@ -293,9 +295,9 @@ def as_text(selection: Selection, why: str) -> str:
     return "\n".join(parts)
 
 
-def _intent(name: str) -> str:
+def _intent(selection: Selection, name: str) -> str:
     try:
-        return profile_intent(name)
+        return "; ".join(filter(None, (profile_intent(name), lacks(selection.platform, name))))
     except RequestError as error:
         return f"{WARNING} {error}"
 
@@ -312,7 +314,7 @@ def as_html(selection: Selection, note: str = "") -> str:
     """Return the selection as HTML for viewers without a form, such as GitHub; `note`: its last line."""
     overrides = [r.override.text for r in selection.resolved.values()]
     names = [
-        (f"{'→ ' if name == selection.config.profile else ''}{name}", _intent(name))
+        (f"{'→ ' if name == selection.config.profile else ''}{name}", _intent(selection, name))
         for name in profiles().get("trainer", [])
     ]
     return (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..system.units import format_duration
-from .run_state import RunState, estimate_left_s, number, plain_number
+from .run_state import RunState, epoch_text, estimate_left_s, number, plain_number
 
 # %% ../../nbs/65_view/02_figures.ipynb #d1217471
 def _loss(s: RunState) -> str:
@@ -23,7 +23,7 @@ def _best(s: RunState) -> str:
     if not s.best:
         return ""
     value, epoch = s.best["metrics"].get(s.monitor), s.best["epoch"]
-    return f"best {s.monitor} {number(value, '.4g')} at epoch {number(epoch, 'g')}"
+    return f"best {s.monitor} {number(value, '.4g')} at epoch {epoch_text(epoch)}"
 
 
 def _logged(s: RunState, most: int = 3) -> str:

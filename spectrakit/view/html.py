@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from ..system.secret_masking import masked, secrecy
+from ..system.tables import html_scrolled
 from .picture import Picture
 
 # %% ../../nbs/65_view/07_html.ipynb #b23cc830
@@ -72,11 +73,13 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
             for text in texts[1:]
         ]
         lines.append(f'<tr style="background:none">{"".join(cells)}</tr>')
-    named = f' aria-label="{safe(caption)}"' if caption else ""
-    return (
-        f'<div style="overflow-x:auto"><table{named} '
+    name = plain(caption or "table")
+    return html_scrolled(
+        f'<table aria-label="{html.escape(name)}" '
         'style="border-collapse:collapse;font-variant-numeric:tabular-nums;color:inherit">'
-        f"{''.join(lines)}</table></div>"
+        f"{''.join(lines)}</table>",
+        name,
+        "overflow-x:auto",
     )
 
 # %% ../../nbs/65_view/07_html.ipynb #cdd92e54

@@ -113,12 +113,26 @@ def four_panels(s: RunState, log: bool | None = None, earlier: RunState | None =
         log: Whether the loss has a logarithmic axis (default None: decided by its values).
         earlier: A run for comparison (default: none).
     """
-    return [
-        _loss_panel(s, log, earlier),
-        _metric_panel(s, second_metric(s), earlier),
-        _log_panel(s.lr, "learning rate", RATE, ".3g"),
-        _log_panel(s.speed, "samples/s", SPEED, ".4g"),
-    ]
+    return _aligned(
+        [
+            _loss_panel(s, log, earlier),
+            _metric_panel(s, second_metric(s), earlier),
+            _log_panel(s.lr, "learning rate", RATE, ".3g"),
+            _log_panel(s.speed, "samples/s", SPEED, ".4g"),
+        ]
+    )
+
+
+def _aligned(panels: list[Panel]) -> list[Panel]:
+    """Return the panels with one x axis for all, from step 0 unless the first step is a late one."""
+    lines = [line for p in panels for line in p.lines if len(line.x)]
+    own = [x for line in lines if line.dash != GHOST for x in (line.x[0], line.x[-1])]
+    if not own:
+        return panels
+    first, last = min(own), max(line.x[-1] for line in lines)
+    whole = (0 if first < last / 5 else first, last if last > first else first + 1)
+    tenth = (max(own) - (max(own) - whole[0]) / 10, max(own))
+    return [replace(p, x_range=whole, x_zoom=tenth) for p in panels]
 
 
 def run_panels(s: RunState) -> list[Panel]:

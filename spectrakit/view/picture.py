@@ -68,6 +68,8 @@ def _style_axes(ax: Any, p: Panel) -> None:
         ax.set_ylim(bottom=0)
     if p.x_log:
         ax.set_xscale("log")
+    if p.x_range:
+        ax.set_xlim(*p.x_range)
     if p.x_names:
         slanted = are_slanted(p.x_names)
         names = [label(name, 14) for name in p.x_names.values()]

@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['MOST_METRICS', 'Curve', 'drop_after', 'drawn_points', 'smoothed', 'last_fifths', 'estimate_left_s', 'number',
-           'plain_number', 'RunState', 'apply_event']
+           'epoch_text', 'plain_number', 'RunState', 'apply_event']
 
 # %% ../../nbs/65_view/01_run_state.ipynb #3f55d706
+import math
 from collections import deque
 from typing import Any, TypeGuard
 
 from ..forecast.run_forecast import span
 from ..runs.events import SCHEMA
-from ..system.units import format_bytes, format_duration
+from ..system.units import format_bytes, format_duration, format_memory
 from .plots import smoothing_weight
 from ..watchdog.time_budget import Cost
 
@@ -147,6 +148,13 @@ def number(value: Any, form: str) -> str:
         return format(value, form) if isinstance(value, (int, float)) else str(value)[:40]
     except OverflowError:
         return str(value)[:40]  # JSON allows integers of any length
+
+
+def epoch_text(value: Any) -> str:
+    """Return an epoch with at most two decimals, not rounded up: 169.99 until epoch 170 is complete."""
+    if not plain_number(value):
+        return number(value, "g")
+    return f"{math.floor(value * 100 + 1e-6) / 100:.2f}".rstrip("0").rstrip(".")
 
 
 def plain_number(value: Any) -> TypeGuard[float]:
@@ -305,7 +313,8 @@ def _apply_budget(s: RunState, e: dict) -> None:
 
 def _apply_forecast(s: RunState, e: dict) -> None:
     low, high = map(float, e["range_s"])
-    sizes = [f"{format_bytes(e[key])} {where}" for key, where in _WHERE.items() if _is_time(e.get(key))]
+    shown = {"disk_bytes": format_bytes}
+    sizes = [f"{shown.get(k, format_memory)(e[k])} {where}" for k, where in _WHERE.items() if _is_time(e.get(k))]
     between = f"{span(low)} – {span(high)}" if span(low) != span(high) else span(low)
     s.forecast = f"forecast {between}, {', '.join(sizes)}"
     s.messages.append((s.t, s.forecast))

@@ -93,6 +93,8 @@ class Panel:
     both_scales: bool = False  # whether the variants include the other scale
     empty_text: str = "no values yet"  # text of an empty panel
     x_label: str = ""  # below the x axis
+    x_range: tuple[float, float] | None = None  # of the x axis; None: of the lines
+    x_zoom: tuple[float, float] | None = None  # of the x axis in the last tenth; None: of the lines
     x_log: bool = False
     x_names: Mapping[int, str] = field(default_factory=dict)  # names instead of numbers on the x axis
     y_names: Mapping[int, str] = field(default_factory=dict)  # names instead of numbers on the y axis
@@ -309,6 +311,8 @@ def _scales(p: Panel, log: bool) -> tuple[_Scale, _Scale]:
         low, high = -0.5, len(p.y_names) - 0.5
     if p.cells:
         first, last = -0.5, len(p.x_names) - 0.5
+    elif p.x_range:
+        first, last = p.x_range
     elif p.x_names or any(line.points for line in p.lines):
         first, last = _range([*steps, *p.x_names], p.x_log, False)
     elif 0 < first < last / 5 and not p.x_log and _is_whole(p):
@@ -361,12 +365,12 @@ def _drawn(p: Panel, log: bool, bands: int) -> str:
 def _last_tenth(p: Panel) -> Panel:
     """Return the panel with the last tenth of its x axis."""
     steps = [x for line in p.lines if len(line.x) for x in (line.x[0], line.x[-1])] or [0.0]
-    first = max(steps) - (max(steps) - min(steps)) / 10
+    first = p.x_zoom[0] if p.x_zoom else max(steps) - (max(steps) - min(steps)) / 10
     lines = []
     for line in p.lines:
-        place = bisect_right(line.x, first)
-        lines.append(replace(line, x=line.x[place:], y=line.y[place:]))
-    return replace(p, lines=lines)
+        place, end = bisect_right(line.x, first), bisect_right(line.x, p.x_zoom[1]) if p.x_zoom else None
+        lines.append(replace(line, x=line.x[place:end], y=line.y[place:end]))
+    return replace(p, lines=lines, x_range=p.x_zoom)
 
 # %% ../../nbs/65_view/04_svg.ipynb #40c3a690
 def legend(lines: Sequence[Line]) -> str:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from ..system.units import format_duration
-from .run_state import RunState, estimate_left_s, last_fifths, number, plain_number
+from .run_state import RunState, epoch_text, estimate_left_s, last_fifths, number, plain_number
 
 # %% ../../nbs/65_view/03_tiles.ipynb #a94c9704
 _PIECES = 8  # pieces of the steps so far
@@ -124,7 +124,7 @@ def _best_tile(s: RunState) -> Tile:
     trend = f"{since} evaluation{'s' * (since != 1)} ago" if since else "the newest is the best"
     if since == 0 and len(s.rows) > 1:
         trend = {"min": "↓ improving", "max": "↑ improving"}.get(s.start.get("mode", ""), "improving")
-    when = f"epoch {number(s.best['epoch'], '.4g')}"
+    when = f"epoch {epoch_text(s.best['epoch'])}"
     return Tile(
         f"best {s.monitor}", number(s.best["metrics"].get(s.monitor), ".4g"), f"{trend} · {when}", reason, remedy
     )
@@ -223,8 +223,8 @@ def _epoch_tile(s: RunState) -> Tile:
     """Return the tile for seconds per epoch, evaluations and saves included."""
     per_epoch = s.start.get("steps_per_epoch")
     if not plain_number(per_epoch) or not per_epoch > 0:
-        return Tile("an epoch", "–", f"epoch {s.epoch:.4g}")
-    epochs = f"epoch {s.epoch:.4g} of {s.total_steps / per_epoch:.4g}"
+        return Tile("an epoch", "–", f"epoch {epoch_text(s.epoch)}")
+    epochs = f"epoch {epoch_text(s.epoch)} of {epoch_text(s.total_steps / per_epoch)}"
     if len(s.paces) < 2 or s.paces[-1][0] <= s.paces[0][0]:
         return Tile("an epoch", "–", epochs)
     (first, began), (last, t) = s.paces[0], s.paces[-1]

@@ -17,7 +17,7 @@ import tasks
 from helpers import Touch, flip_bit, task, tree_hashes
 from spectrakit.api import actions
 from spectrakit.api.actions import fit, predict, resume
-from spectrakit.api.run import Run, list_runs, open_run
+from spectrakit.api.run import Run, list_runs, open_run, run_rows
 from spectrakit.checkpoint.store import checkpoints, find_checkpoint, load_weights, verify
 from spectrakit.cli.output import report_outcome
 from spectrakit.config.compose import compose, sha256
@@ -137,6 +137,24 @@ def test_a_run_that_goes_on_for_longer_shows_its_new_length(here):
     assert (
         dict(result_rows(read_history(longer.path), "completed"))["optimizer steps"] == f"{state.step} of {state.step}"
     )
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "out_of_time", ""])
+def test_the_next_call_is_resume_only_with_a_checkpoint(here, status):
+    run = Run(here / f"coffee-{status or 'cut'}")
+    run.path.mkdir()
+    (run.path / "config.yaml").write_text("")
+    events = [{"t": 0.0, "type": "start", "schema": 1, "monitor": "val_loss", "task": "__main__:Cups"}]
+    events += [{"t": 1.0, "type": "end", "status": status, "reason": "no luck", "step": 3}] * bool(status)
+    (run.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    told = dict(run_rows(run))["next"]
+    assert "resume" not in told and "nothing was saved" in told
+
+
+def test_a_saved_step_is_in_the_next_call(broken_off):
+    run = open_run(broken_off)
+    saved = find_checkpoint(run.path / "checkpoints")[0]
+    assert f"sk.resume(run) continues from step {int(saved.name[5:])}" in dict(run_rows(run))["next"]
 
 
 def test_a_checkpoint_in_place_of_its_run_is_answered_with_the_run(whole):

@@ -235,10 +235,16 @@ def reads_and_takes_keys(page, cell, width) -> None:
     assert look["narrowest"] >= 190 and look["smallest"] >= 11 and look["outside"] == [], look
     opened_by_keyboard(page, cell)
     # by keyboard: from a card to the next, which is chosen, and to a field, in which one types
+    page.until(
+        "new Set([...document.querySelectorAll('.sk-cards input')].map(e => e.name)).size > 0 && "
+        "![...document.querySelectorAll('.sk-cards input')].some(e => !e.name)",
+        "names of the radio buttons",
+    )
     page.output(cell).locator(".sk-cards input:checked").focus()
+    page.page.keyboard.press("ArrowDown")  # the arrow keys stay in the group, and Tab leaves it
+    page.output(cell).locator(".sk-form", has_text="trainer=kaggle_safe").wait_for()  # another profile
     page.page.keyboard.press("Tab")
-    page.page.keyboard.press("Space")
-    page.output(cell).locator(".sk-form", has_text="trainer=a100").wait_for()  # another profile
+    assert page.page.evaluate("() => !document.activeElement.closest('.sk-cards')")
     page.until_idle()  # the fields of that profile have arrived
     epochs.focus()
     assert page.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"

@@ -300,7 +300,7 @@ WARNED = 'role="alert"'
 def test_one_wrong_field_does_not_lose_the_others():
     picker, form = make(samples=1000)
     form.controls["optimizer.lr"].value = "0.5"
-    for half in ("3", "3e", "3e-", "-", "0", "nan", "", "1e400"):
+    for half in ("3", "3e", "3e-", "-", "0", "nan", "1e400"):
         form.controls["data.micro_batch_size"].value = half if half != "3" else "3"
         if half != "3":
             assert (
@@ -314,12 +314,45 @@ def test_one_wrong_field_does_not_lose_the_others():
     assert "32 in each of 10 epochs; 1000 samples" in form.consequences.value
 
 
-def test_empty_text_is_null_where_a_setting_takes_that():
+@pytest.mark.parametrize(
+    ("key", "typed", "profile"),
+    [
+        ("watchdog.limit", "3h", "8h30m"),
+        ("trainer.max_epochs", "7", 10),
+        ("optimizer.lr", "0.5", 0.001),
+        ("trainer.max_steps", "90", None),
+    ],
+)
+def test_a_cleared_field_is_as_the_profile_has_it(key, typed, profile):
     picker, form = make("trainer=kaggle_safe")
-    form.controls["watchdog.limit"].value = "  "
+    open_all(form)
+    for cleared in ("", "  "):
+        form.controls[key].value = typed
+        assert picker.words[-1] == f"{key}={typed}"
+        form.controls[key].value = cleared
+        assert picker.words == ["trainer=kaggle_safe"] and get(picker.config, key) == profile
+        assert WARNED not in form.notes[key].value and "null" not in form.lines.value
+
+
+def test_null_is_typed_where_a_setting_takes_that():
+    picker, form = make("trainer=kaggle_safe")
+    form.controls["watchdog.limit"].value = "null"
     assert picker.config.watchdog.limit is None and picker.words[-1] == "watchdog.limit=null"
     form.controls["watchdog.limit"].value = "8h30m"  # as the profile has it
     assert picker.words == ["trainer=kaggle_safe"]
+
+
+def test_a_label_is_not_said_twice():
+    _, form = make()
+    notes = {key: form.notes[key].value for key in ("seed", "optimizer.lr")}
+    assert "seed" not in notes["seed"] and "<code>optimizer.<wbr/>lr</code>" in notes["optimizer.lr"]
+
+
+def test_a_precision_that_is_not_used_is_told():
+    _, form = make("trainer=kaggle_safe", "distributed.mixed_precision=fp16")
+    assert "fp16 was chosen; " in form.consequences.value  # there is no GPU
+    _, form = make("distributed.mixed_precision=no")
+    assert "was chosen" not in form.consequences.value
 
 
 def test_a_profile_is_chosen_by_its_place_in_the_list_as_a_browser_does():

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...system.files import read_start
 from ...system.secret_masking import masked
+from ...system.tables import html_scrolled
 from ...system.units import format_duration
 from ...task.checks.failure_report import Failure, last_lines
 from ..plots import VALID
@@ -97,7 +98,7 @@ def log_drawer(run_dir: Path, empty: str = "") -> str:
     ]
     more = f"<div>{len(printed) - _RANKS} more ranks</div>" if len(printed) > _RANKS else ""
     title = f"printed: {escaped(newest, 90)}{count_text} · {escaped(run_dir / 'logs', 200)}"
-    inside = f'<div style="max-height:240px;overflow:auto">{"".join(parts)}{more}</div>'
+    inside = html_scrolled(f"{''.join(parts)}{more}", "printed lines", "max-height:240px;overflow:auto")
     style, summary = _TEXT, f'<summary style="cursor:pointer">{title}</summary>'
     return f'<details aria-label="what was printed" style="{style}">{summary}{inside}</details>'
 
@@ -155,6 +156,6 @@ def pictures_card(run_dir: Path, event: dict, empty: str = "", running: bool = F
     title = f"predictions at step {escaped(event.get('step', '?'))}, a few validation samples" if shown else empty
     title += _next_pictures(event) if shown and running else ""
     side_by_side = f"display:flex;gap:8px;height:calc({_HIGH} + 16px);overflow-x:auto;overflow-y:hidden"
-    row = f'<div style="{side_by_side}">{"".join(shown)}</div>'
+    row = html_scrolled("".join(shown), "predictions", side_by_side)
     line = f'<div title="{title}" style="white-space:nowrap;overflow:hidden;text-overflow:ellipsis">{title}</div>'
     return f'<div style="{_TEXT};margin-top:6px">{_BY_THEME}{line}{row}</div>'

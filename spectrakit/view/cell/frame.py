@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...system.tables import html_spoken
+from ...system.tables import html_scrolled, html_spoken
 from ...system.units import format_duration
 from ...task.checks.failure_report import Failure
 from .cards import failure_card
@@ -24,7 +24,7 @@ from ..html import render
 from ..panels import in_a_grid, plots, second_metric, small_multiples
 from ..picture import with_png
 from ..plots import RATE, TRAIN, VALID
-from ..run_state import RunState, number, plain_number
+from ..run_state import RunState, epoch_text, number, plain_number
 from ..svg import escaped, inked
 from ..tiles import Tile, tiles
 
@@ -90,7 +90,7 @@ _ONE_LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 
 def _steps_text(s: RunState) -> str:
     """Return the step and the epoch."""
-    return f"step {s.step:,} of {f'{s.total_steps:,}' if s.total_steps else '?'} · epoch {s.epoch:.4g}"
+    return f"step {s.step:,} of {f'{s.total_steps:,}' if s.total_steps else '?'} · epoch {epoch_text(s.epoch)}"
 
 
 def _in_line(flex: str, inside: str, style: str) -> str:
@@ -235,7 +235,7 @@ def table(s: RunState, most: int | None = 12) -> str:
     lines = "".join(
         _row(
             "td",
-            [f"{'★ ' if row is s.best else ''}{number(row['epoch'], '.4g')}", format_duration(row["t"]), *cells],
+            [f"{'★ ' if row is s.best else ''}{epoch_text(row['epoch'])}", format_duration(row["t"]), *cells],
             row is s.best,
         )
         for row, *cells in zip(rows, *shown, strict=True)
@@ -257,8 +257,9 @@ def messages(s: RunState, most: int = 20) -> str:
 def below_plots(s: RunState, most: int = 12) -> str:
     """Return the table, and beside or below it further metrics and messages, in boxes that scroll."""
     height = "clamp(110px,20vw,168px)"  # Notebook 7 shrinks outputs above 1,820 pixels to 300
-    part = f'<div style="flex:1 1 400px;min-width:0;height:{height};overflow:auto">{{}}</div>'
-    parts = part.format(table(s, most)) + part.format(small_multiples(s) + messages(s))
+    style = f"flex:1 1 400px;min-width:0;height:{height};overflow:auto"
+    more = small_multiples(s) + messages(s)
+    parts = html_scrolled(table(s, most), "table", style) + html_scrolled(more, "details", style)
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px 16px;margin-top:8px">{parts}</div>'
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #879034de
@@ -326,6 +327,8 @@ def style_of(s: RunState) -> str:
             f"{z}{neither_y} {own} g.z:not(.y){shown}",
             f"{z}:has({own}-y:checked) {own} g.z:not(.f){shown}",
             f"{y}{neither_z} {own} g.a.y{shown}",
+            f"@media print{{{own} .w{{height:auto!important;overflow:visible!important}}",
+            f"{own} tr{{break-inside:avoid}}}}",
             f"{raw} {own} g.smooth{{display:none}}{raw} {own} g.raw{{stroke-opacity:1}}",
         )
     )
