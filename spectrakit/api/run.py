@@ -224,7 +224,7 @@ def _next_of(run: Run, status: str) -> str:
         else "nothing was saved: sk.fit starts anew"
     )
 
-
+# %% ../../nbs/70_api/00_run.ipynb #c9d4c88e
 def run_rows(run: Run) -> list[tuple[str, str]]:
     """Return labelled rows: status, best evaluation, time, submission, folder, next commands."""
     overview = read_overview(run.path)

@@ -119,7 +119,7 @@ def _facts(config: Config) -> str:
     parts = (time, f"batch {batch}", f"{config.distributed.mixed_precision}{where}")
     return " · ".join(part.replace(" ", _FIXED) for part in parts)
 
-
+# %% ../../nbs/75_picker/03_drawing.ipynb #3e272cdf
 def cards(selection: Selection) -> list[tuple[str, str]]:
     """Return (text, name) of each trainer profile: suggested, by intent, others, last those that cannot run here."""
     suggested = {override.value for override in selection.suggested}
@@ -172,7 +172,7 @@ def radio_names() -> str:
     empty = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEAAAAALAAAAAABAAEAAAIA"
     return f'<img alt="" width="0" height="0" src="{empty}" onload="{html.escape(_NAME_RADIOS)}">'
 
-
+# %% ../../nbs/75_picker/03_drawing.ipynb #a4cf66da
 _COPY = (
     "var b=this,p=b.parentNode.querySelector('pre'),"
     "says=function(t){b.textContent=t;b.ariaLabel=t.toLowerCase()+': '+p.ariaLabel},"  # also for screen readers

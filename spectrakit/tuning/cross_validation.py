@@ -67,6 +67,7 @@ from spectrakit.tuning.trial import (
     run_to_go_on_with,
     staying,
 )
+from ..view.cell.many_runs import ManyView, Piece, mean_so_far
 from ..watchdog.time_budget import NoTimeLeft, short_time
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #1d564280
@@ -483,6 +484,7 @@ class Folding:
     table_error: str = ""  # first error while writing it
     stopped: str = ""  # final status once no more run begins
     trust: bool = False  # whether to accept runs that were made elsewhere
+    view: ManyView = field(default_factory=ManyView)
 
     @property
     def total(self) -> int:
@@ -499,9 +501,26 @@ class Folding:
         return folder_of(self.path, *divmod(number, self.config.folds.seeds))
 
     def say(self, text: str) -> None:
-        """Print `text` if `show` is set."""
-        if self.show:
-            print(text, flush=True)
+        """Show or print `text` if `show` is set."""
+        self.view.say(text)
+
+# %% ../../nbs/80_tuning/02_cross_validation.ipynb #e055fe29
+def _piece(f: Folding, number: int, running: bool) -> Piece:
+    """Return run `number` for the strip."""
+    name, made = f.folder(number).name.replace("-", " "), f.made.get(number)
+    if made is None:
+        return Piece(name, "running" if running else "")
+    return Piece(name, made.status, made.value if made.done else None, made.seconds)
+
+
+def _draw(f: Folding, running: Sequence[int] = ()) -> None:
+    """Draw the strip of folds, with the curves of the first run among the numbers `running`."""
+    if not f.view.shows:
+        return
+    pieces = [_piece(f, number, number in running) for number in range(f.total)]
+    mean = mean_so_far(pieces, next((t.metric for t in f.made.values() if t.metric), "value"))
+    title = "; ".join(filter(None, (f.path.name, mean)))
+    f.view.draw(title, pieces, f.folder(running[0]) if running else None)
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #4bc13fd4
 def _known_run(f: Folding, number: int) -> Run | None:
@@ -656,6 +675,8 @@ def _side_by_side(f: Folding) -> None:
                     del running[place]
                     _store_or_stop(f, number, future.result)
             _fill(f, threads, waiting, running)
+            if f.view.due():
+                _draw(f, [number for number, _ in running.values()])
             if not running:
                 return
             wait([future for _, future in running.values()], timeout=0.2, return_when="FIRST_COMPLETED")
@@ -706,6 +727,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trus
         show,
         known=facts,
         writes=writes,
+        view=ManyView(show),
         trust=trust or not writes,  # another machine may have another key: rank 0 decides
     )
     if request.place is not None:
@@ -725,10 +747,14 @@ def _train_folds(f: Folding) -> None:
         f.say(f"{f.path.name}: {f.total} runs, {f.places.reason}")
     try:
         with _plan_first(f):
-            _side_by_side(f) if f.places.count > 1 or f.fallback is not None else _in_turn(f)
+            drawn = f.view.shows and f.config.launch.mode != "inline" and bool(f.places.reason)
+            _side_by_side(f) if f.places.count > 1 or f.fallback is not None or drawn else _in_turn(f)
     except KeyboardInterrupt:
         f.stopped = "interrupted"
         f.say("stopped between two folds")
+    finally:
+        f.view.note = ""  # nothing stays that was true for a while
+        _draw(f)
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #e27f7c1c
 def averaged(files: Mapping[int, Path], seeds: int, task: Any = None) -> dict[int, dict[str, np.ndarray]]:

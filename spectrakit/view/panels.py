@@ -98,6 +98,18 @@ def _log_panel(curve: Curve, title: str, color: str, form: str) -> Panel:
         title, [_line(curve, color)], value, gaps=curve.gaps, log=False, from_zero=True, empty_text=_why_empty(curve)
     )
 
+# %% ../../nbs/65_view/05_panels.ipynb #8861b1c7
+def _aligned(panels: list[Panel]) -> list[Panel]:
+    """Return the panels with one x axis for all, from step 0 unless the first step is a late one."""
+    lines = [line for p in panels for line in p.lines if len(line.x)]
+    own = [x for line in lines if line.dash != GHOST for x in (line.x[0], line.x[-1])]
+    if not own:
+        return panels
+    first, last = min(own), max(line.x[-1] for line in lines)
+    whole = (0 if first < last / 5 else first, last if last > first else first + 1)
+    tenth = (max(own) - (max(own) - whole[0]) / 10, max(own))
+    return [replace(p, x_range=whole, x_zoom=tenth) for p in panels]
+
 # %% ../../nbs/65_view/05_panels.ipynb #f591699d
 def second_metric(s: RunState) -> str:
     """Return the metric of the second panel; val_loss if there is no other."""
@@ -121,18 +133,6 @@ def four_panels(s: RunState, log: bool | None = None, earlier: RunState | None =
             _log_panel(s.speed, "samples/s", SPEED, ".4g"),
         ]
     )
-
-
-def _aligned(panels: list[Panel]) -> list[Panel]:
-    """Return the panels with one x axis for all, from step 0 unless the first step is a late one."""
-    lines = [line for p in panels for line in p.lines if len(line.x)]
-    own = [x for line in lines if line.dash != GHOST for x in (line.x[0], line.x[-1])]
-    if not own:
-        return panels
-    first, last = min(own), max(line.x[-1] for line in lines)
-    whole = (0 if first < last / 5 else first, last if last > first else first + 1)
-    tenth = (max(own) - (max(own) - whole[0]) / 10, max(own))
-    return [replace(p, x_range=whole, x_zoom=tenth) for p in panels]
 
 
 def run_panels(s: RunState) -> list[Panel]:

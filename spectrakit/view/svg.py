@@ -320,7 +320,7 @@ def _scales(p: Panel, log: bool) -> tuple[_Scale, _Scale]:
     x_axis = _Scale(first, last if last > first else first + 1, 0, _ACROSS, p.x_log)
     return x_axis, _Scale(low, high, p.height, 4, log)
 
-
+# %% ../../nbs/65_view/04_svg.ipynb #330522c0
 def _rectangles(p: Panel, sx: _Scale, sy: _Scale) -> str:
     """Return the shades of a matrix, light enough for text on them."""
     shades = "".join(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from ...system.errors import RequestError
 from ...system.files import is_inside
 from ...system.signals import ends_softly, hears_hang_up, interrupt_says, interrupts
 from ..parallel_runs import ManyRuns, plan_places
-from .search_loop import Search, counted, keep_facts, run_trials, trials_in_all
+from .search_loop import Search, config_of_fold, keep_facts, run_trials, trials_in_all
 from .search_plan import first_guess, known_times, settings_of_trial, share_for_trials
 from spectrakit.tuning.search.space import (
     Dimension,
@@ -56,12 +55,13 @@ from spectrakit.tuning.search.study import (
     shown_value,
     study_facts,
     study_of,
+    summary_line,
     with_batch_of,
 )
 from .study_file import JOURNAL, at_work, check_journal, handing_out, open_journal, sampler_of
 from .study_page import curves_svg, write_page
 from ..trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_on_with, staying
-from ...view.cell.live import can_display
+from ...view.cell.many_runs import ManyView, Piece
 from ...watchdog.time_budget import short_time
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #98b2e0d5
@@ -180,7 +180,7 @@ def time_line(total: int, counts: int, seconds: Sequence[float], places: int, le
 
     Args:
         total: Total number of trials.
-        counts: Number of trials so far.
+        counts: Number of finished trials.
         seconds: Durations of finished trials.
         places: Trials at a time.
         left_s: Seconds left; None without a limit.
@@ -197,14 +197,12 @@ def time_line(total: int, counts: int, seconds: Sequence[float], places: int, le
     )
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #49af1e2d
-class StudyView:
-    """Display of a running study: lines, and a table in a notebook."""
+class StudyView(ManyView):
+    """Display of a running study: lines, or in a notebook a strip, the running trial and the table."""
 
     def __init__(self, show: bool):
-        self.show, self.printed = show, set[int]()
-        self.handle: Any = None
-        self.drawn_s = 0.0
-        self.left = ""  # time for the other trials, after the last finished one
+        super().__init__(show)
+        self.printed = set[int]()
 
     def tick(self, s: Search) -> None:
         """Show new results."""
@@ -217,25 +215,21 @@ class StudyView:
             self.printed.add(row.number)
             s.say(line_of(row, s.facts.get("metric", "value"), row is best))
         if fresh:
-            seconds = [spent.seconds for spent in s.spent]
-            self.left = time_line(s.total, counted(s.journal), seconds, s.places.count, s.left_s)
-            if self.left:
-                s.say(self.left)
-        self.draw(s, bool(fresh))
+            over = sum(row.status in _OVER for row in rows)
+            s.say(time_line(s.total, over, [spent.seconds for spent in s.spent], s.places.count, s.left_s))
+        if self.shows and (fresh or self.due()):
+            self.draw_study(s)
 
-    def draw(self, s: Search, fresh: bool) -> None:
-        """Update the table in a notebook, after each trial and every three seconds."""
-        if not can_display() or (not fresh and time.monotonic() < self.drawn_s + 3):
-            return
-        from IPython.display import HTML, display
-
+    def draw_study(self, s: Search) -> None:
+        """Draw strip, running trial and table."""
         study = study_of(s.path, s.journal)
-        table = HTML(study._repr_html_() + f"<p>{escape(self.left)}</p>" * bool(self.left) + curves_svg(study))
-        if self.handle is None:
-            self.handle = display(table, display_id=True)
-        else:
-            self.handle.update(table)
-        self.drawn_s = time.monotonic()
+        pieces = [Piece(f"trial {t.number}", t.status.replace("waiting", ""), t.value, t.seconds) for t in study.trials]
+        active = next((config_of_fold(s, a).run.dir for a in s.active.values()), None)
+        table = study._repr_html_() if study.best else ""
+        self.draw(summary_line(study), pieces, Path(active) if active else None, table + curves_svg(study))
+
+
+_OVER = ("completed", "pruned", "failed")
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #17cefafc
 def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show: bool) -> Run | None:
@@ -356,9 +350,9 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
             except RequestError as error:
                 s.error, status, reason = error, "failed", str(error)  # stored before it is raised
     keep_facts(s, status=status, reason=reason)
-    if view.handle is not None:
-        view.left = ""
-        view.draw(s, True)  # final state of the table
+    if view.shows:
+        view.note = ""
+        view.draw_study(s)
     if s.error is not None:
         raise s.error
     study = study_of(s.path, s.journal, s.trust)
@@ -366,7 +360,7 @@ def _search(s: Search, request: RunRequest, view: StudyView, out: Path | None) -
     if out is not None and not final and study.run is not None and not pressed:
         check_made_here([study.run.path], s.trust)
         predict_with(s.task, study.run, out=out, trust=s.trust)
-    if view.show and study.reason:
+    if view.show and not view.shows and study.reason:
         print(study.reason, file=sys.stderr)
     return study
 
@@ -429,9 +423,10 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
             check_entries(path)
     goes_on = f"finished trials in {path} are kept. Continue with resume='auto' (--resume auto in a shell)."
     with staying(path), interrupt_says(f"stopped: {goes_on}"), at_work(path):
+        view = StudyView(show)
         with interrupt_says(f"stopped before the first trial: {goes_on}"):
-            s = _start(task, request, path, dimensions, print if show else lambda text: None)
+            s = _start(task, request, path, dimensions, view.say)
             s.trust = trust
             _begin(s, request.config, dimensions)
-        study = _search(s, request, StudyView(show), out)
+        study = _search(s, request, view, out)
     return study.raise_for_status() if raises_failure(on_error, request.platform.mode, predict) else study
