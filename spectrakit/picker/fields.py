@@ -24,13 +24,8 @@ from ..config.auto_settings import ignored_settings, platform_notes
 from ..config.compose import compose, diff
 from ..config.effective_batch import BatchPlan, plan_batches, total_steps
 from ..config.learning_rate_schedule import warmup_length
-<<<<<<< HEAD
-from ..config.profile_files import load_yaml, profile_intent, profiles
-from ..config.schema import Config, get, settings, was_asked_for
-=======
 from ..config.profile_files import load_yaml, profile_intent, profile_note, profiles
-from ..config.schema import Config, get, settings
->>>>>>> 8d06f407 ([view, picker] one x axis, epochs not rounded up, GiB for memory; cards by intent, cleared fields, named radio buttons)
+from ..config.schema import Config, get, settings, was_asked_for
 from ..config.validation import accepted_values, shown
 from ..distributed.topology import plan_processes
 from .provenance import override_text, value_text
@@ -226,11 +221,18 @@ def _clock_rows(config: Config, platform: Platform) -> list[Row]:
     ]
 
 # %% ../../nbs/75_picker/01_fields.ipynb #dd220523
-def _precision_row(asked: str, gpus: Sequence[Gpu]) -> Row:
+def _precision_row(config: Config, gpus: Sequence[Gpu]) -> Row:
     """Return the precision that is used, with a warning if it is not the chosen one."""
-    used, reason = choose_precision(asked, gpus)
+    wanted, asked = config.distributed.mixed_precision, was_asked_for(config, "distributed.mixed_precision")
+    used, reason = choose_precision(wanted, gpus, asked)
     shown, _, why = reason.partition(": ")
-    return ("precision", shown, why if asked in ("auto", used) else f"{WARNING} {asked} was chosen; {why}")
+    if wanted in ("auto", used):
+        return ("precision", shown, why)
+    return (
+        "precision",
+        shown,
+        f"{WARNING} {wanted} was chosen; {why}" if asked else f"{why}; the profile has {wanted}",
+    )
 
 
 def consequences(
@@ -252,13 +254,7 @@ def consequences(
         processes = plan_processes(config, platform)
         rows.append(("processes", str(processes.world_size), processes.reason.partition(": ")[2]))
         gpus = () if config.trainer.accelerator == "cpu" else platform.gpus[: processes.per_node]
-<<<<<<< HEAD
-        asked = was_asked_for(config, "distributed.mixed_precision")
-        precision = choose_precision(config.distributed.mixed_precision, gpus, asked)[1]
-        rows.append(("precision", *precision.partition(": ")[::2]))
-=======
-        rows.append(_precision_row(config.distributed.mixed_precision, gpus))
->>>>>>> 8d06f407 ([view, picker] one x axis, epochs not rounded up, GiB for memory; cards by intent, cleared fields, named radio buttons)
+        rows.append(_precision_row(config, gpus))
         rows += _batch_rows(config, processes.world_size, samples, earlier, platform, gpus)
     except (RequestError, ValueError) as error:
         rows.append((WARNING, "cannot start", str(error)))

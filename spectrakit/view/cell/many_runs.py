@@ -38,9 +38,7 @@ class Piece:
     def __str__(self) -> str:
         parts = [] if self.value is None else [f"{self.value:.4g}"]
         parts += [span(self.seconds)] if self.seconds > 0 else []
-        return " · ".join(
-            [f"{_SIGNS.get(self.status, '■')} {self.name}", *parts, *[span(self.seconds)] * (self.seconds > 0)]
-        )
+        return " · ".join([f"{_SIGNS.get(self.status, '■')} {self.name}", *parts])
 
 # %% ../../../nbs/65_view/09_cell/05_many_runs.ipynb #f5714d77
 def strip(pieces: Sequence[Piece]) -> str:
