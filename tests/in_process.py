@@ -29,6 +29,7 @@ PLAIN = (
     "scheduler.name=constant",
     "checkpoint.max_share=1",  # a slow disk leaves none out
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
 )
 
 

@@ -24,6 +24,7 @@ BASE = (
     "optimizer.lr=0.003",
     "optimizer.momentum=0.9",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "trainer.max_steps=12",
     "checkpoint.every_n_steps=3",
     "checkpoint.every_n_epochs=null",

@@ -87,7 +87,8 @@ class Tiny(Task):
 
 def config(name, *words):
     return compose("trainer.accelerator=cpu", "trainer.devices=2", "data.micro_batch_size=4",
-                   "accumulate_grad_batches=1", "trainer.max_epochs=3", "trainer.log_every_n_steps=1",
+                   "accumulate_grad_batches=1", "trainer.max_epochs=3",
+                   "trainer.log_every_n_steps=1", "trainer.log_min_seconds=0",
                    "checkpoint.every_n_steps=2", "optimizer.lr=0.1", f"run.name={name}", *words)
 
 large = torch.exp(torch.randn(4_000_000))  # by now torch has its threads, which a fork would not take along

@@ -44,8 +44,9 @@ from ..launch.request import RunRequest, new_request
 from ..prediction.ensemble import HOW, check_how
 from ..prediction.prediction_arrays import Predicted
 from ..prediction.submission_file import SubmissionState, check_is_csv, read_record, record_stream
-from ..runs.events import EventLog, log_file, write_metrics_csv
+from ..runs.events import EventLog, log_file
 from ..runs.history import outline, read_overview
+from ..runs.log_reader import EventStream, write_metrics_csv
 from ..runs.resume_compatibility import keep_effective_batch
 from ..runs.resume_dir import open_run_dir
 from ..runs.resume_plan import ResumePlan, plan_resume
@@ -88,8 +89,8 @@ def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
         if time.monotonic() < due[0]:
             return
         began = time.monotonic()
-        with contextlib.suppress(OSError):
-            write_metrics_csv(run.events, run.path / "metrics.csv")
+        with contextlib.suppress(OSError), EventStream(run.path) as events:
+            write_metrics_csv(events, run.path / "metrics.csv")
         due[0] = began + max(30, 100 * (time.monotonic() - began))  # a long log takes at most 1 % of the time
 
     return tick

@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from ..config.schema import Config
 from ..launch.consent import consented
 from ..launch.job import load_task
 from ..prediction.submission_file import SubmissionState, read_record
-from ..runs.events import write_metrics_csv
-from ..runs.history import History, RunOverview, read_all_events, read_overview
+from ..runs.history import History, RunOverview, history_of, read_all_events, read_overview
+from ..runs.log_reader import ColumnNames, EventStream, write_metrics_csv
 from ..runs.run_dir import missing_files, named_run, read_summary, runs_folder, runs_in
 from ..runs.run_groups import why_no_run
 from ..system.errors import RequestError, readable, render_alone
@@ -32,6 +33,7 @@ from ..system.units import format_duration
 from ..task.checks.failure_report import Failure, failure_lines, read_failure
 from ..view.cell.live import watch
 from ..view.picture import Picture, plot_curves, save_figure
+from ..view.run_state import RunState, apply_event
 
 # %% ../../nbs/70_api/00_run.ipynb #b3cfa548
 @dataclass(frozen=True)
@@ -155,8 +157,10 @@ class Run:
 
     def plot(self) -> Picture:
         """Return a picture of the loss and metric curves."""
-        history, events = read_all_events(self.path)
-        return plot_curves(events, f"{self.path.name} · {self.ended or history.status}")
+        state = RunState()
+        with EventStream(self.path) as events:
+            history = history_of(self.path, events, partial(apply_event, state))
+        return plot_curves(state, f"{self.path.name} · {self.ended or history.status}")
 
     def show(self, log: bool | None = None) -> None:
         """Show the live view of the run in this cell until the run ends.
@@ -357,16 +361,12 @@ def _clock_facts(history: History) -> dict | None:
 def _submission_facts(run: Run) -> dict | None:
     return asdict(run.submission) if run.submission else None
 
-# %% ../../nbs/70_api/00_run.ipynb #54be7e2c
-_DRAWS = threading.Lock()  # Matplotlib draws in one thread at a time; a search runs several trials
-
-
-def summarize(run: Run, draw: bool = True) -> dict:
-    """Write metrics.csv, summary.json and, if `draw` is true, curves.png of `run`; return the summary."""
-    history, events = read_all_events(run.path)
+# %% ../../nbs/70_api/00_run.ipynb #198c1865
+def _summary(run: Run, history: History) -> dict:
+    """Return the content of summary.json; of the log points, `history` needs the last one only."""
     best, start, steps = _best_of(history), history.start, history.points["step"]
     folder = run.path / "checkpoints"
-    summary = {
+    return {
         "status": run.ended or history.status,
         "reason": history.end.get("reason"),
         "task": start.get("task"),
@@ -384,11 +384,28 @@ def summarize(run: Run, draw: bool = True) -> dict:
         },
         "submission": _submission_facts(run),
     }
-    write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")
-    write_metrics_csv(events, run.path / "metrics.csv")
+
+# %% ../../nbs/70_api/00_run.ipynb #54be7e2c
+_DRAWS = threading.Lock()  # Matplotlib draws in one thread at a time; a search runs several trials
+
+
+def summarize(run: Run, draw: bool = True) -> dict:
+    """Write metrics.csv, summary.json and, if `draw` is true, curves.png of `run`; return the summary."""
+    state, columns = RunState(), ColumnNames()
+
+    def note(event: dict) -> None:
+        columns.add(event)
+        if draw:
+            apply_event(state, event)
+
+    with EventStream(run.path) as events:
+        history = history_of(run.path, events, note)
+        summary = _summary(run, history)
+        write_atomic(run.path / "summary.json", json.dumps(masked_value(summary), indent=1) + "\n")
+        write_metrics_csv(events, run.path / "metrics.csv", columns.names())
     if draw:
         with _DRAWS:
-            save_figure(plot_curves(events, title_of(run, history)), run.path / "curves.png")
+            save_figure(plot_curves(state, title_of(run, history)), run.path / "curves.png")
     return summary
 
 # %% ../../nbs/70_api/00_run.ipynb #1e6dd53e

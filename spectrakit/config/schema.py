@@ -435,12 +435,10 @@ class TrainerConfig:
         "also evaluate each time this fraction of an epoch has passed; 0.25: four times an epoch",
         check=_fraction_of_epoch,
     )
-    log_every_n_steps: int = setting(
-        50, "number of optimizer steps between two log points; the device is synchronized only there", minimum=1
-    )
+    log_every_n_steps: int = setting(50, "number of optimizer steps between two log points", minimum=1)
     log_min_seconds: float = setting(
-        0.0,
-        "shortest time between two log points, in seconds; 0: no limit",
+        0.1,
+        "shortest time between two log points, in seconds, except before an evaluation and at the end; 0: no limit",
         minimum=0,
     )
     log_max_seconds: float | None = setting(

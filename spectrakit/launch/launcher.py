@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['choose_launcher', 'failed_launchers', 'remember_failed', 'without_launchers', 'Outcome', 'tidy_checkpoints',
-           'repair_pointers', 'run_supervised', 'lost_folder', 'launch']
+           'repair_pointers', 'run_supervised', 'by_the_clock', 'lost_folder', 'launch']
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #e463e137
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,7 +25,7 @@ from ..checkpoint.store import find_checkpoint, put_back
 from ..config.effective_batch import BatchPlan, batch_parts, smaller_micro_batches
 from ..config.schema import Config
 from ..distributed.context import BROKEN
-from ..distributed.hang_detector import HURRY, STOP, checkpoint_file, requested_by_files, stop_file
+from ..distributed.hang_detector import HURRY, STOP, checkpoint_file, stop_file, watched_requests
 from spectrakit.distributed.topology import (
     NCCL_DEFAULTS,
     Processes,
@@ -528,9 +529,24 @@ def _become_rank(job: Job) -> None:
     die_with_parent(os.getppid())  # with torchrun's agent: a single rank would wait for ever
     os.environ.update(process_environ(job.config, os.environ))  # before NCCL reads them
 
+# %% ../../nbs/60_launch/11_launcher.ipynb #7b556ee3
+def by_the_clock(
+    tick: Callable[[], None], every_s: float = 0.2, share: float = 0.02, most_s: float = 2.0
+) -> Callable[[], None]:
+    """Return `tick` limited to one call every `every_s` seconds, or to a `share` of the time up to every `most_s`."""
+    due = -math.inf
+
+    def limited() -> None:
+        nonlocal due
+        if (began := time.monotonic()) >= due:
+            tick()
+            due = (ended := time.monotonic()) + min(most_s, max(every_s, (ended - began) / share))
+
+    return limited
+
 # %% ../../nbs/60_launch/11_launcher.ipynb #099b8890
 def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None) -> Outcome:
-    folders: list[Path] = []
+    folders, look = list[Path](), by_the_clock(tick)  # on the thread that trains
     if place is not None:
         _become_rank(job)
     job = _without_passed_limit(job)
@@ -540,13 +556,14 @@ def _run_here(job: Job, task: Any, tick: Callable[[], None], place: Rank | None)
         _same_environ(),
         interrupts(raises_at=lambda: 2 if asked or place is not None else 1) as interrupted,
         interrupts(number=signal.SIGTERM, into=terminated),
+        watched_requests(job.run_dir) as by_files,
     ):
 
         def stop_requested() -> int:
             if folders:  # all ranks have connected
                 asked.append(1)
-            tick()
-            files = requested_by_files(job.run_dir) & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
+            look()
+            files = by_files() & (~0 if place is None or place.rank == 0 else STOP)  # rank 0 saves
             return STOP | HURRY if terminated else STOP * bool(interrupted) | files
 
         try:

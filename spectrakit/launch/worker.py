@@ -37,7 +37,7 @@ from spectrakit.distributed.hang_detector import (
     SharedPage,
     raise_flag,
     requested,
-    requested_by_files,
+    watched_requests,
 )
 from ..distributed.topology import STORE_FILE, Threads, plan_threads, rank_of
 from .job import Job, read_job, read_job_file
@@ -298,11 +298,12 @@ def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -
             if job.kind.trains:
                 import torch._dynamo  # an optimizer imports it at its first step
 
-        def stop_requested() -> int:
-            here = requested_by_files(job.run_dir) if rank == 0 else 0
-            return here | requested(page) & (STOP | HURRY) | (STOP | HURRY if terminated else 0)
+        with watched_requests(job.run_dir, looks=rank == 0) as by_files:
 
-        status, reason = do_job(job, task, stop_requested, heartbeat)
+            def stop_requested() -> int:
+                return by_files() | requested(page) & (STOP | HURRY) | (STOP | HURRY if terminated else 0)
+
+            status, reason = do_job(job, task, stop_requested, heartbeat)
     except RequestError as error:
         _write_or_log(folder / f"refused-{rank}.txt", str(error))
         raise_flag(heartbeat, FAILED)

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['HUGE', 'ending', 'status_of', 'best_evaluation', 'last_step', 'settings_of', 'log_notes', 'holds_huge',
-           'every_metric', 'History', 'read_history', 'read_all_events', 'read_end', 'has_started', 'log_size',
-           'end_after', 'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at', 'RunOverview',
-           'read_overview']
+           'every_metric', 'History', 'read_history', 'history_of', 'read_all_events', 'read_end', 'has_started',
+           'log_size', 'end_after', 'follow', 'finished_text', 'RunOutline', 'outline', 'batches', 'samples_at',
+           'RunOverview', 'read_overview']
 
 # %% ../../nbs/30_runs/03_history.ipynb #f2f4a123
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..config.compose import compose
 from ..config.profile_files import load_yaml
 from ..config.schema import to_dict
 from .events import SCHEMA, EventReader, decode_line, effective_events, log_file
-from .log_reader import LogSnapshot, each_line, last_events, newest_first, read_log
+from .log_reader import LogSnapshot, RunLog, each_line, last_events, newest_first, read_log
 from .run_dir import is_locked, read_environment
 from ..system.errors import RequestError
 from ..system.files import open_regular
@@ -217,6 +217,23 @@ def read_history(path: Path | str) -> History:
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
     return History(path, LogSnapshot(read_log(path), running), running)
+
+
+def history_of(path: Path, events: Iterable[dict], each: Callable[[dict], None]) -> History:
+    """Return the history of the run at `path` from its effective `events`, with the last log point alone.
+
+    `each` receives every event.
+    """
+    running, log = is_locked(path), RunLog()
+    last: list[dict | bytes] = []
+    for event in events:
+        each(event)
+        if event["type"] == "step":
+            last = [event]
+        else:
+            log.add([event])
+    log.add(last)
+    return History(path, LogSnapshot(log, running), running)
 
 
 def read_all_events(path: Path | str) -> tuple[History, list[dict]]:

@@ -4,28 +4,40 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'MOST_METRICS', 'are_log_points', 'decode_lines', 'point_columns', 'each_line', 'readable', 'RunLog',
-           'read_log', 'effective_points', 'LogSnapshot', 'last_events', 'newest_first']
+           'read_log', 'effective_points', 'LogSnapshot', 'EventStream', 'ColumnNames', 'write_metrics_csv',
+           'last_events', 'newest_first']
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #67b82dbb
+import csv
+import io
 import json
 import math
 import os
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import compress
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from .events import decode_line, effective_events, is_event, log_file
-from ..system.files import check_inside
+from spectrakit.runs.events import (
+    LONGEST_PIECE,
+    MOST_SKIPPED,
+    decode_line,
+    effective_events,
+    is_dropped,
+    is_event,
+    lines_from_the_end,
+    log_file,
+)
+from ..system.files import check_inside, replacing
 
 if TYPE_CHECKING:
     import numpy as np
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #86bafc65
-_PIECE_BYTES, _MOST_SKIPPED = 2**22, 2**28
+_READ_BYTES = 2**18  # at once
 
 
 def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
@@ -36,12 +48,12 @@ def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
     as a sparse file of a terabyte.
     """
     rest, skipped = b"", 0
-    while piece := log.read(_PIECE_BYTES):
+    while piece := log.read(_READ_BYTES):
         size = len(piece)
-        if len(rest) > _PIECE_BYTES:
+        if len(rest) > LONGEST_PIECE:
             piece = piece[max(0, piece.find(b"\n")) :] if b"\n" in piece else b""
         skipped += size - len(piece)
-        if skipped > _MOST_SKIPPED:
+        if skipped > MOST_SKIPPED:
             break
         whole, newline, rest = (rest + piece).rpartition(b"\n")
         if whole or newline:
@@ -116,19 +128,41 @@ def point_columns(block: bytes) -> list[array] | None:
     return columns if all(min(column) > -(2**63) and max(column) < 2**63 for column in columns) else None
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #5f9ab403
-def each_line(file: Path) -> Iterator[dict | bytes]:
-    """Yield the events of a log in order; other lines, such as a torn last one, as bytes."""
+_BLOCK_BYTES = 2**16  # decoded at once; fits a processor's cache
+
+
+def _blocks(piece: bytes) -> Iterator[bytes]:
+    """Yield whole lines in blocks of about `_BLOCK_BYTES`."""
+    begin = 0
+    while begin < len(piece):
+        end = piece.rfind(b"\n", begin, begin + _BLOCK_BYTES) + 1 or piece.find(b"\n", begin) + 1
+        yield piece[begin:end]
+        begin = end
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Return the log `file` open for reading; an empty one if it cannot be opened."""
     try:
         check_inside(file.parent, file)
-        log = open(file, "rb")  # noqa: SIM115  # closed below; only opening it may fail
+        return open(file, "rb")
     except OSError:
-        return
-    with log:
-        for piece, _ in _pieces(log):
-            if piece.endswith(b"\n"):
-                yield from decode_lines(piece.split(b"\n"))
-            else:
-                yield piece
+        return io.BytesIO()
+
+
+def _decoded(log: BinaryIO) -> Iterator[dict | bytes]:
+    """Yield the events of an open log in order; other lines, such as a torn last one, as bytes."""
+    for piece, _ in _pieces(log):
+        if not piece.endswith(b"\n"):
+            yield piece
+            return
+        for block in _blocks(piece):
+            yield from decode_lines(block.split(b"\n"))
+
+
+def each_line(file: Path) -> Iterator[dict | bytes]:
+    """Yield the events of the log `file` in order; other lines, such as a torn last one, as bytes."""
+    with _opened(file) as log:
+        yield from _decoded(log)
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #f267eb38
 MOST_METRICS = 100  # of one evaluation
@@ -186,26 +220,14 @@ class RunLog:
             self.monitor = line.get("monitor") or self.monitor
         self.events.append(_with_fewer_metrics(line, self.monitor) if kind == "eval" else line)
 
-# %% ../../nbs/30_runs/02_log_reader.ipynb #1705e978
-_BLOCK_BYTES = 2**16  # decoded at once; fits a processor's cache
-
-
-def _blocks(piece: bytes) -> Iterator[bytes]:
-    """Yield whole lines in blocks of about `_BLOCK_BYTES`."""
-    begin = 0
-    while begin < len(piece):
-        end = piece.rfind(b"\n", begin, begin + _BLOCK_BYTES) + 1 or piece.find(b"\n", begin) + 1
-        yield piece[begin:end]
-        begin = end
-
-
+# %% ../../nbs/30_runs/02_log_reader.ipynb #1705e979
 def _add_points(log: RunLog, columns: list[array]) -> None:
     """Add columns of log points to `log`."""
     for column, more in zip(log.columns, columns, strict=True):
         column.extend(more)
     log.seconds = max(log.seconds, max(columns[COLUMNS.index("t")]))
 
-# %% ../../nbs/30_runs/02_log_reader.ipynb #1705e979
+
 def _identity(about: os.stat_result) -> tuple:
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
@@ -321,41 +343,107 @@ class LogSnapshot:
         """All events except log points."""
         return effective_events(self._log.events[: self._events])
 
+# %% ../../nbs/30_runs/02_log_reader.ipynb #040ed230
+class EventStream:
+    """Events of the log of the run at `path` without those that a restart dropped, as in `effective_events`.
+
+    Each iteration reads the open file from its beginning. A context manager.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._log = _opened(log_file(path))
+        lines = (line for piece, _ in _pieces(self._log) if b'"restart"' in piece for line in piece.split(b"\n"))
+        found = [e for e in decode_lines([line for line in lines if b'"restart"' in line]) if isinstance(e, dict)]
+        steps = [math.inf, *(e["step"] for e in reversed(found) if e["type"] == "restart")]
+        self._lowest = list(accumulate(steps, min))[::-1]  # of the restarts after n of them
+
+    def __iter__(self) -> Iterator[dict]:
+        self._log.seek(0)
+        restarts = 0
+        for event in _decoded(self._log):
+            if not isinstance(event, dict):
+                continue
+            restarts += event["type"] == "restart"
+            if not is_dropped(event, self._lowest[min(restarts, len(self._lowest) - 1)]):
+                yield event
+
+    def __enter__(self) -> "EventStream":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._log.close()
+
+# %% ../../nbs/30_runs/02_log_reader.ipynb #487c23d2
+_HELD_ROWS = 64  # an evaluation may follow a log point of a later step
+
+
+def _row(event: dict) -> dict:
+    """Return the columns of a log point or an evaluation by name."""
+    row = dict(event)
+    del row["type"]
+    if lrs := row.pop("lrs", None):
+        row |= {f"lr_{name}": rate for name, rate in lrs.items()}
+    if event["type"] == "eval":
+        row.pop("best", None)
+        row |= row.pop("metrics")
+    return row
+
+
+def _rows(events: Iterable[dict]) -> Iterator[dict]:
+    """Yield the rows of `events` by step, holding few of them."""
+    held: dict[int, dict] = {}
+    for event in events:
+        if event["type"] in ("step", "eval"):
+            held.setdefault(event["step"], {}).update(_row(event))
+            if len(held) > _HELD_ROWS:
+                yield from [held.pop(step) for step in sorted(held)[: _HELD_ROWS // 2]]
+    yield from [held[step] for step in sorted(held)]
+
+# %% ../../nbs/30_runs/02_log_reader.ipynb #578d7ecd
+class ColumnNames:
+    """Names of the columns of metrics.csv, from the events given to `add`."""
+
+    def __init__(self) -> None:
+        self._shapes: set[tuple[str, ...]] = set()
+
+    def add(self, event: dict) -> None:
+        """Note the columns of an event."""
+        if event["type"] in ("step", "eval"):
+            self._shapes.add(tuple(_row(event)))
+
+    def names(self) -> list[str]:
+        """Return the names in the order of the table."""
+        return [*COLUMNS, *sorted({name for shape in self._shapes for name in shape} - set(COLUMNS))]
+
+# %% ../../nbs/30_runs/02_log_reader.ipynb #73f238f2
+def write_metrics_csv(events: Iterable[dict], path: Path | str, names: list[str] | None = None) -> list[str]:
+    """Write log points and evaluations to the CSV file `path`, one row per step, atomically; return the column
+    names.
+
+    `events`, such as an `EventStream`, are kept nowhere. They are read twice if `names` of `ColumnNames` is missing.
+    """
+    if names is None:
+        columns = ColumnNames()
+        for event in events:
+            columns.add(event)
+        names = columns.names()
+    with replacing(Path(path)) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text)
+        writer.writerow(names)
+        writer.writerows([row.get(name, "") for name in names] for row in _rows(events))
+        text.detach()
+    return names
+
 # %% ../../nbs/30_runs/02_log_reader.ipynb #1d833591
 _TAIL_BYTES = 65536
 
 
 def last_events(path: Path | str) -> list[dict]:
     """Return the events in the last 64 kB of the log of the run at `path`, oldest first; [] without a log."""
-    try:
-        check_inside(Path(path), log_file(path))
-        with open(log_file(path), "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = log.read().split(b"\n")
-    except OSError:
-        return []
-    return [event for event in decode_lines(lines) if isinstance(event, dict)]
-
-# %% ../../nbs/30_runs/02_log_reader.ipynb #8e063252
-_FIRST_BYTES = 2**14  # bytes read first
-
-
-def _from_the_end(log: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the lines of an open log in lists, the last lines first; each list is in file order.
-
-    Reading stops at an overlong line without a beginning, as in `_pieces`.
-    """
-    end, size, rest, skipped = log.seek(0, os.SEEK_END), _FIRST_BYTES, b"", 0
-    while end and skipped <= _MOST_SKIPPED:
-        start = max(0, end - size)
-        log.seek(start)
-        rest, *lines = (log.read(end - start) + rest).split(b"\n")
-        yield lines
-        skipped = 0 if lines else skipped + end - start
-        if len(rest) > _PIECE_BYTES:
-            rest = b"\0"  # too long for an event: make it invalid
-        end, size = start, min(8 * size, _PIECE_BYTES)
-    yield [rest]
+    with _opened(log_file(path)) as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return [event for event in decode_lines(log.read().split(b"\n")) if isinstance(event, dict)]
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #05a3f378
 _BEGINNING = re.compile(rb'\{"t": [0-9.e+-]+, "type": "([a-z_]+)", ')  # of a line by `encode_event`
@@ -372,14 +460,9 @@ def newest_first(path: Path, types: set[str]) -> Iterator[dict]:
 
     The caller may remove items from `types` meanwhile. Yields no events without a log.
     """
-    try:
-        check_inside(path, log_file(path))
-        log = open(log_file(path), "rb")  # noqa: SIM115  # closed below; only opening it may fail
-    except OSError:
-        return
     seen = False
-    with log:
-        for line in (line for lines in _from_the_end(log) for line in reversed(lines)):
+    with _opened(log_file(path)) as log:
+        for line in (line for lines in lines_from_the_end(log) for line in reversed(lines)):
             if not line or (seen and _is_of_other_type(line, types)):
                 continue
             if is_event(event := decode_line(line)) and (event["type"] in types or not seen):

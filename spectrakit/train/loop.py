@@ -354,7 +354,7 @@ def train_run(
     Rank 0 writes. A failing rank leaves its traceback in logs/, and the launcher writes the end.
     """
     context = execution.context
-    log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()
+    log = EventLog(log_file(execution.run_dir), behind=True) if context.is_main else NullLog()
     with contextlib.closing(log), repeatable(config.trainer.deterministic, context.matmul) as uncertain:
         s, begun, broken = None, False, False
         context.heartbeat.beat("preparing")

@@ -62,11 +62,13 @@ class Logged:
         steps: Number of optimizer steps.
         loss_sum: Sum of their losses, averaged over ranks.
         skipped: Updates skipped because a loss was not finite.
+        at: (step, epoch) of the log point; None for now.
     """
 
     steps: int
     loss_sum: float
     skipped: int = 0
+    at: tuple[int, int] | None = None
 
 # %% ../../nbs/50_train/01_part.ipynb #0cfb87c4
 class Part:

@@ -43,8 +43,7 @@ from ..prediction.ensemble import Together, mean_of_models
 from ..prediction.holdout import divides_itself
 from ..prediction.prediction_arrays import Predicted, ids_in, lengths_of
 from ..prediction.submission_file import SubmissionState, read_record
-from ..runs.events import last_event
-from ..runs.history import follow
+from ..runs.log_reader import newest_first
 from ..runs.run_dir import GROUP_ORIGIN, Busy, check_entries, claiming, is_locked, locked
 from ..runs.run_groups import DONE, check_sources
 from ..system.array_archive import array_facts, read_arrays, save_arrays
@@ -685,8 +684,8 @@ def _side_by_side(f: Folding) -> None:
 def measured_s(folder: Path) -> float | None:
     """Return the forecast duration in seconds of the newest run in `folder`; None without a forecast."""
     for run in list_runs(folder)[-1:] if folder.is_dir() else ():
-        event = last_event(follow(run.path).poll(), "forecast")
-        return None if event is None else float(event["total_s"])
+        made = (event for event in newest_first(run.path, {"forecast"}) if event["type"] == "forecast")
+        return next((float(event["total_s"]) for event in made), None)
     return None
 
 

@@ -107,7 +107,7 @@ class TrialLog:
                 self.readers[run] = follow(run)
         before = len(self.values)
         for reader in self.readers.values():
-            for event in reader.poll():
+            for event in reader.each():
                 self._take(event)
         return list(enumerate(self.values, 1))[before:]
 

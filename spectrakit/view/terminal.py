@@ -14,7 +14,7 @@ import io
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ class TextView:
         self.state = RunState(run_dir.name)
         self._printed_at, self._line_length = clock(), 0
         if only_new:
-            for event in self._reader.poll():
+            for event in self._reader.each():
                 apply_event(self.state, event)
             self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
@@ -181,7 +181,14 @@ class TextView:
     def update(self) -> None:
         """Show new events of the log."""
         try:
-            for event in self._reader.poll():
+            self.show(self._reader.each())
+        except OSError:
+            self.out = io.StringIO()  # unreadable log; the run goes on
+
+    def show(self, events: Iterable[dict]) -> None:
+        """Show `events`, read by this view or by another one."""
+        try:
+            for event in events:
                 apply_event(self.state, event)
                 try:
                     self._show(event)

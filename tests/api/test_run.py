@@ -41,6 +41,7 @@ INLINE = (
     "data.batch_size=8",
     "trainer.max_epochs=3",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
 )
 
 

@@ -44,6 +44,7 @@ def test_checkpoints_are_written_by_rank_zero_only(name, tmp_path):
         "trainer.compile=false",
         "dataloader.num_workers=0",
         "trainer.log_every_n_steps=1",
+        "trainer.log_min_seconds=0",
     )
     assert (
         as_rank(RunContext, tmp_path / "zero", config)[0]

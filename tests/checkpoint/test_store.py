@@ -938,6 +938,7 @@ SETTINGS = (
     "checkpoint.max_share=1",  # a slow disk leaves none out
     "optimizer.lr=0.01",
     "trainer.log_every_n_steps=5",
+    "trainer.log_min_seconds=0",
 )
 
 

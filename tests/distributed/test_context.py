@@ -43,6 +43,7 @@ BASE = (
     "scheduler.name=constant",
     "optimizer.lr=0.02",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "trainer.gradient_clip_val=0.5",
     "training.ema_decay=0.8",
     "checkpoint.every_n_steps=3",
@@ -116,7 +117,12 @@ def test_layers_that_freeze_and_thaw_learn_on_two_ranks_what_they_learn_on_one(t
 
 
 def test_what_losses_log_is_added_up_over_ranks_with_uneven_shares(tmp_path):
-    words = ("trainer.max_epochs=2", "checkpoint.enabled=false", "trainer.log_every_n_steps=3")  # once an epoch
+    words = (
+        "trainer.max_epochs=2",
+        "checkpoint.enabled=false",
+        "trainer.log_every_n_steps=3",
+        "trainer.log_min_seconds=0",
+    )  # once an epoch
     one, two = train(tmp_path / "one", Logged(), *ONE, *words), train(tmp_path / "two", Logged(), *TWO, *words)
     names = ("train_number", "train_late")
     for events in (one, two):

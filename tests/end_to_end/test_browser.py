@@ -298,7 +298,9 @@ def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cel
 
 
 def test_predictions_and_the_run_before_have_their_room_from_the_start(light, server):
-    words = "'trainer.accelerator=cpu', 'trainer.max_epochs=4', 'trainer.log_every_n_steps=2'"
+    words = (
+        "'trainer.accelerator=cpu', 'trainer.max_epochs=4', 'trainer.log_every_n_steps=2', 'trainer.log_min_seconds=0'"
+    )
     first = f"import spectrakit as sk\nrun = sk.fit('coffee', {words}, 'run.dir=ghosts')"
     write_notebook(server.folder / "ghost.ipynb", first, f"sk.fit('coffee', {words}, 'seed=1', 'run.dir=ghosts');")
     light.open("ghost.ipynb")

@@ -31,6 +31,7 @@ WORDS = (
     "data.batch_size=2",
     "scheduler.name=constant",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "optimizer.lr=0.02",
 )
 
@@ -106,6 +107,7 @@ def test_workers_on_two_machines_exchange_once_a_round(machines, tmp_path):
         "diloco.max_steps=5",
         "trainer.max_steps=12",
         "trainer.log_every_n_steps=4",
+        "trainer.log_min_seconds=0",
     )
     for code, _, err in [ended(p) for p in start_both(machines, tmp_path, "Curve", *words, "trainer.devices=1")]:
         assert code == 0, err

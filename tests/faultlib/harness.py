@@ -37,6 +37,7 @@ ONE = (
     f"trainer.max_steps={STEPS}",
     "optimizer.lr=0.01",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "checkpoint.every_n_steps=4",
     "checkpoint.every_n_epochs=null",
     "checkpoint.keep_last=3",

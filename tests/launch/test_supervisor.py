@@ -76,6 +76,7 @@ TWO = (
     "checkpoint.every_n_epochs=null",
     "checkpoint.max_share=1",  # a slow disk leaves none out
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
 )
 SOON = ("launch.hang_floor_s=3",)
 
@@ -202,7 +203,7 @@ def test_an_error_on_rank_1_is_told_as_its_own(monkeypatch, nothing_left):
 @slow
 def test_what_one_rank_has_saved_for_all_goes_on_and_says_what_is_no_longer_exact(monkeypatch, nothing_left):
     "Rank 1 has its random numbers with it when it goes, and rank 0 the weights of step 3."
-    run = troubled(monkeypatch, "1 7 divide", "trainer.log_every_n_steps=50")
+    run = troubled(monkeypatch, "1 7 divide", "trainer.log_every_n_steps=50", "trainer.log_min_seconds=0")
     saved = find_checkpoint(run.path / "checkpoints")[0]
     assert saved.name == "step-00000003" and not (saved / "rank-00001.pt").exists()
     done = resume(run, show=False)
@@ -869,6 +870,7 @@ def test_a_run_whose_device_runs_out_of_memory_goes_on_with_smaller_micro_batche
         "data.micro_batch_size=8",
         f"trainer.devices={devices}",
         "trainer.log_every_n_steps=1",
+        "trainer.log_min_seconds=0",
     )
     run = fit(f"{here / 'hungry.py'}:Hungry", compose(*words), show=False)
     assert run.status == "completed", run.error

@@ -138,7 +138,13 @@ def tiny(tmp_path_factory):
     return here
 
 
-SHORT = ("trainer.accelerator=cpu", "launch.mode=inline", "run.console=none", "trainer.log_every_n_steps=1")
+SHORT = (
+    "trainer.accelerator=cpu",
+    "launch.mode=inline",
+    "run.console=none",
+    "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
+)
 
 
 def shortened(config: TrainerConfig, tiny: Path, out: Path, **changes) -> TrainerConfig:

@@ -39,6 +39,7 @@ BASE = (
     "trainer.max_epochs=2",
     "optimizer.lr=0.02",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "checkpoint.every_n_epochs=1",
     "dataloader.num_workers=0",
     "watchdog.limit=none",
@@ -192,7 +193,11 @@ VARIANTS = {
     "own schedule": (("optimizer.name=sgd",), {"own_schedule": True}, 5),
     "in order": (("data.shuffle=false", "data.drop_last=true", "scheduler.warmup_steps=5"), {"norm": True}, 6),
     "bf16": (("distributed.mixed_precision=bf16", "trainer.gradient_clip_val=0.5"), {}, 4),
-    "rare log points": (("trainer.log_every_n_steps=4", "trainer.check_val_every_n_steps=3"), {}, None),
+    "rare log points": (
+        ("trainer.log_every_n_steps=4", "trainer.log_min_seconds=0", "trainer.check_val_every_n_steps=3"),
+        {},
+        None,
+    ),
 }
 
 

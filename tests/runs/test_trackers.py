@@ -46,6 +46,7 @@ SETTINGS = (
     "trainer.max_epochs=3",
     "data.batch_size=8",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "checkpoint.every_n_steps=4",
     "checkpoint.every_n_epochs=null",
 )

@@ -65,7 +65,13 @@ def test_a_bad_first_step_of_an_epoch_leaves_what_on_epoch_wrote(train, step):
 
 
 def test_a_log_point_after_a_resume_knows_the_steps_that_were_left_out_before(train):
-    words = (*THREE_EPOCHS, "training.nan_policy=skip", "trainer.log_every_n_steps=5", "trainer.log_max_seconds=null")
+    words = (
+        *THREE_EPOCHS,
+        "training.nan_policy=skip",
+        "trainer.log_every_n_steps=5",
+        "trainer.log_min_seconds=0",
+        "trainer.log_max_seconds=null",
+    )
     probe = Regression()
     train(probe, *words, name="probe")
     before = probe.seen - 18

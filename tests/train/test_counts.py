@@ -186,7 +186,12 @@ def test_two_ranks_exchange_nothing_but_gradients_between_log_points(tmp_path, m
     "Those travel without being asked for: DDP sends them while it goes back through the model."
     monkeypatch.chdir(tmp_path)
     words = ("trainer.accelerator=cpu", "trainer.devices=2", "data.micro_batch_size=4", "trainer.max_steps=160")
-    fixed = ("checkpoint.enabled=false", "trainer.log_every_n_steps=10", "trainer.log_max_seconds=null")
+    fixed = (
+        "checkpoint.enabled=false",
+        "trainer.log_every_n_steps=10",
+        "trainer.log_min_seconds=0",
+        "trainer.log_max_seconds=null",
+    )
     task = Exchanging(tmp_path / "asked")
     run = spectrakit.fit(task, compose("local/accumulate_grad_batches=debug", *words, *fixed), show=False)
     assert run.status == "completed"

@@ -249,7 +249,13 @@ class Logged(Exact):
 
 
 def test_logs_of_losses_are_means_since_the_last_log_point(train):
-    run = train(Logged(), "data.batch_size=4", "trainer.log_every_n_steps=3", "trainer.max_epochs=1")
+    run = train(
+        Logged(),
+        "data.batch_size=4",
+        "trainer.log_every_n_steps=3",
+        "trainer.log_min_seconds=0",
+        "trainer.max_epochs=1",
+    )
     assert run.column("step", "train_rows") == [np.arange(12).mean(), np.arange(12, 23).mean()]
     halves = np.array(run.column("step", "train_half"))
     np.testing.assert_allclose(halves, np.array(run.column("step", "loss")) / 2)

@@ -209,7 +209,11 @@ SGD = ("data.batch_size=8", "trainer.max_epochs=3", "optimizer.name=sgd", "optim
 )
 def test_replayed_steps_learn_what_plain_ones_do(train, replayed, words, samples):
     words = (*SGD[1:], *(words if "data.global_batch_size=8" in words else (SGD[0], *words)))
-    words = (*words, "trainer.log_every_n_steps=4")  # what is logged lies there for three more steps
+    words = (
+        *words,
+        "trainer.log_every_n_steps=4",
+        "trainer.log_min_seconds=0",
+    )  # what is logged lies there for three more steps
     plain = train(Outputs(samples), *words, "trainer.cuda_graphs=false", name="plain")
     captured = train(Outputs(samples), *words, "trainer.cuda_graphs=true", name="captured")
     (recorder,) = replayed.made

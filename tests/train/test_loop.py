@@ -825,6 +825,7 @@ def test_the_loop_never_waits_for_the_device_between_log_points(train, asked):
         "trainer.gradient_clip_val=1.0",
         "training.ema_decay=0.9",
         "trainer.log_every_n_steps=10",
+        "trainer.log_min_seconds=0",
         "trainer.max_epochs=1",
         "trainer.deterministic=false",
     )

@@ -160,7 +160,9 @@ def test_what_a_loss_logged_in_an_undone_step_is_not_counted(train):
 
             return Loss(super().loss(model, batch), logs={"samples": (len(batch[0]), 1)})
 
-    found = train(Logs(call=4), *WORDS, "trainer.max_steps=2", "trainer.log_every_n_steps=2")
+    found = train(
+        Logs(call=4), *WORDS, "trainer.max_steps=2", "trainer.log_every_n_steps=2", "trainer.log_min_seconds=0"
+    )
     # step 1: two of 8 samples; step 2, after its first 8 were undone: four of 4
     assert found.column("step", "train_samples") == [pytest.approx((8 + 8 + 4 * 4) / 6)]
 
@@ -211,6 +213,7 @@ TWO = (
     "trainer.max_epochs=2",
     "training.gradient_accumulation_steps=2",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "distributed.gradient_exchange=after_backward",
 )
 
@@ -261,7 +264,13 @@ class Narrow(Curve):
 def test_the_largest_micro_batch_is_looked_for_and_the_run_is_that_of_it(tmp_path, monkeypatch):
     "Bit for bit, with dropout and batch norm: what was tried has left nothing."
     monkeypatch.chdir(tmp_path)
-    words = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_epochs=3", "trainer.log_every_n_steps=1")
+    words = (
+        "launch.mode=inline",
+        "trainer.accelerator=cpu",
+        "trainer.max_epochs=3",
+        "trainer.log_every_n_steps=1",
+        "trainer.log_min_seconds=0",
+    )
     found = fit(Hungry(), compose(*words, "batch_size=auto", "global_batch_size=16"), show=False)
     given = fit(Hungry(), compose(*words, "batch_size=16", "accumulate_grad_batches=1"), show=False)
     said = [event["text"] for event in found.events if event["type"] == "message"]

@@ -421,13 +421,13 @@ def test_a_run_cut_near_an_update_that_fp16_left_out_goes_on_to_the_bit(train, c
             return None
 
     words = (*WINDOWS, "trainer.max_epochs=6", "scheduler.name=linear", "training.ema_decay=0.6")
-    log = (f"trainer.log_every_n_steps={every}",)
+    log = (f"trainer.log_every_n_steps={every}", "trainer.log_min_seconds=0")
 
     def run(overflowing, name, *more, **keywords):
         task = Linear(overflowing)
         return train(task, *words, *more, context=scaled(CountedScaler(growth_interval=1000)), name=name, **keywords)
 
-    whole = run({2, 5}, "whole", "trainer.log_every_n_steps=1")
+    whole = run({2, 5}, "whole", "trainer.log_every_n_steps=1", "trainer.log_min_seconds=0")
     task = Linear({2, 5})
     first = train(
         task,

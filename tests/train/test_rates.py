@@ -59,7 +59,13 @@ GROUPS = "optimizer.groups=[{match: '0.*', lr_factor: 0.5}]"
 )
 def test_rates_of_all_groups(here, task, words, wanted):
     plain = ("trainer.accelerator=cpu", "launch.mode=inline", "scheduler.name=constant", "accumulate_grad_batches=1")
-    steps = ("data.batch_size=8", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "run.dir=runs/one")
+    steps = (
+        "data.batch_size=8",
+        "trainer.max_epochs=1",
+        "trainer.log_every_n_steps=1",
+        "trainer.log_min_seconds=0",
+        "run.dir=runs/one",
+    )
     run = sk.fit(task, compose(*plain, *steps, *words), show=False)
     points = [event for event in run.events if event["type"] == "step"]
     found = [point.get("lrs", {}) for point in points]

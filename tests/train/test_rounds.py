@@ -47,6 +47,7 @@ BASE = (
     "data.micro_batch_size=4",
     "scheduler.name=constant",
     "trainer.log_every_n_steps=4",
+    "trainer.log_min_seconds=0",
     "checkpoint.max_share=1",  # a slow disk leaves none out
 )
 PLAIN_SGD = ("optimizer.name=sgd", "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.lr=0.1")

@@ -10,7 +10,13 @@ from spectrakit.runs.events import last_event
 from spectrakit.train import remaining_time as run_forecast
 from tasks import Line
 
-WORDS = ("launch.mode=inline", "trainer.accelerator=cpu", "trainer.max_epochs=6", "trainer.log_every_n_steps=1")
+WORDS = (
+    "launch.mode=inline",
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=6",
+    "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
+)
 
 
 @pytest.fixture

@@ -138,7 +138,13 @@ def test_ranks_wait_for_a_log_point_when_the_next_step_is_done(train):
     alone = create_run_context(compose("trainer.accelerator=cpu"), detect({"PATH": ""}, shell=""))
     pair, task = Pair(alone.accelerator, "no", {}, 0, 2), Noted()
     task.happened = pair.happened
-    settings = ("trainer.log_every_n_steps=2", "data.batch_size=8", "trainer.max_epochs=1", "checkpoint.enabled=false")
+    settings = (
+        "trainer.log_every_n_steps=2",
+        "trainer.log_min_seconds=0",
+        "data.batch_size=8",
+        "trainer.max_epochs=1",
+        "checkpoint.enabled=false",
+    )
     run = train(task, *settings, context=pair)  # 4 steps of two ranks' batches
     assert run.status == "completed", run.reason
     assert run.column("step", "step") == [2, 4]
@@ -302,8 +308,22 @@ def test_a_step_on_a_device_waits_for_nothing_between_two_log_points(meta_run, p
     task.parts = parts
     s = meta_run(task, f"training.nan_policy={policy}", device=device)
     assert s.progress.step == 20 // parts and s.record.interval.loss.is_meta
+    logging = next(part for part in s.parts if isinstance(part, Logging))
+    logging.start()
     with pytest.raises((RuntimeError, NotImplementedError)):
-        next(part for part in s.parts if isinstance(part, Logging)).start()  # which does read it
+        logging.advance(every=True)  # which does read it
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize("device", [OnMeta, OnMetaInFp16])
+def test_log_points_on_a_device_wait_for_nothing(meta_run, policy, device, monkeypatch):
+    "As long as their values have not arrived, nothing reads them, and no log point is lost."
+    event = SimpleNamespace(query=lambda: False)
+    monkeypatch.setattr("spectrakit.train.evaluation.to_host", lambda tensor: (tensor, event))
+    often = ("trainer.log_every_n_steps=2", "trainer.log_min_seconds=0", f"training.nan_policy={policy}")
+    s = meta_run(MetaTask("mean"), *often, device=device)
+    closed = next(part for part in s.parts if isinstance(part, Logging)).closed
+    assert [log.point.step for log in closed] == list(range(2, 21, 2))
 
 
 def test_an_optimizer_that_is_not_fused_has_to_be_asked_where_steps_are_skipped(meta_run):

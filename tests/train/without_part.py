@@ -33,6 +33,7 @@ SETTINGS = (  # of every part that one process on a CPU can have
     "accumulate_grad_batches=2",
     "trainer.max_epochs=4",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "training.ema_decay=0.9",
     "training.average=best:2",
     "training.mixup=0.2",

@@ -109,7 +109,13 @@ def test_a_sweep_sees_the_samples_in_the_order_of_a_run():
     "The first loss of a sweep, before any update, is the first one of a run."
     run = sk.fit(
         Line(),
-        inline("data.batch_size=8", "trainer.max_steps=1", "trainer.log_every_n_steps=1", "checkpoint.enabled=false"),
+        inline(
+            "data.batch_size=8",
+            "trainer.max_steps=1",
+            "trainer.log_every_n_steps=1",
+            "trainer.log_min_seconds=0",
+            "checkpoint.enabled=false",
+        ),
         show=False,
     )
     assert find_lr(Line(), inline("data.batch_size=8"), show=False).points[0].loss == next(

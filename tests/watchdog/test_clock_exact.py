@@ -82,17 +82,17 @@ def train(tmp_path):
     return run
 
 
-EACH_STEP = "trainer.log_every_n_steps=1"
+EACH_STEP = ("trainer.log_every_n_steps=1", "trainer.log_min_seconds=0")
 
 
 def test_the_clock_is_asked_at_every_step(train, clock):
     # after the tenth step no second is left; the loop asks nothing else in this run
-    assert train(Ticking(clock, 10.0), clock.budget(100.0, reserve_s=0.0), EACH_STEP)[:2] == ("out_of_time", 10)
+    assert train(Ticking(clock, 10.0), clock.budget(100.0, reserve_s=0.0), *EACH_STEP)[:2] == ("out_of_time", 10)
 
 
 @pytest.mark.parametrize(("reserve_s", "last"), [(0.0, 10), (20.0, 8), (25.0, 8), (30.0, 7), (89.0, 2)])
 def test_what_is_reserved_is_not_trained_with(train, clock, reserve_s, last):
-    status, step, events = train(Ticking(clock, 10.0), clock.budget(100.0, reserve_s), EACH_STEP)
+    status, step, events = train(Ticking(clock, 10.0), clock.budget(100.0, reserve_s), *EACH_STEP)
     assert (status, step) == ("out_of_time", last)
     assert 100.0 - clock.now <= reserve_s < 100.0 - clock.now + 10.0  # one step more would have eaten of it
     assert {event["reserve_s"] for event in events if event["type"] == "budget"} == {reserve_s}
@@ -101,11 +101,11 @@ def test_what_is_reserved_is_not_trained_with(train, clock, reserve_s, last):
 def test_what_is_measured_is_reserved(train, clock):
     budget = clock.budget(100.0, submit=12.0, start=13.0)
     budget.observe = lambda kind, seconds: None  # real seconds of this machine are not the test's
-    assert train(Ticking(clock, 10.0), budget, EACH_STEP)[:2] == ("out_of_time", 8)  # 25 s are held back
+    assert train(Ticking(clock, 10.0), budget, *EACH_STEP)[:2] == ("out_of_time", 8)  # 25 s are held back
 
 
 def test_without_a_limit_nothing_ends_it(train, clock):
-    assert train(Ticking(clock, 1e6), clock.budget(None), EACH_STEP)[:2] == ("completed", 40)
+    assert train(Ticking(clock, 1e6), clock.budget(None), *EACH_STEP)[:2] == ("completed", 40)
 
 
 def test_between_log_points_the_clock_is_asked_five_times_a_second(train, clock, monkeypatch):

@@ -29,6 +29,7 @@ SETTINGS = (
     "data.micro_batch_size=8",
     "trainer.max_epochs=4",
     "trainer.log_every_n_steps=1",
+    "trainer.log_min_seconds=0",
     "checkpoint.max_share=1",  # a slow disk leaves none out
     "run.console=none",
 )

@@ -63,11 +63,14 @@ class NanGuard(Part):
     def watched_buffers(self) -> list[str]:
         return self.finite
 
-    def act(self, value: float, where: str | None) -> Exception:
-        """Return the End or Rewind of the policy for the loss `value`, caused by `where` in a batch."""
+    def act(self, value: float, where: str | None, at: tuple[int, int] | None = None) -> Exception:
+        """Return the End or Rewind of the policy for the loss `value`, caused by `where` in a batch.
+
+        `at` is the (step, epoch) at which it was seen; None for now.
+        """
         if self.policy == "rollback":
-            return Rewind(partial(roll_back, self, value, where))
-        return fail_not_finite(self, value, where)
+            return Rewind(partial(roll_back, self, value, where, at))
+        return fail_not_finite(self, value, where, at)
 
     def at_bad_loss(self, loss: float, data: Any) -> None:
         """React to a loss that is not finite: at once in a single process, at the next log point on several ranks."""
@@ -127,9 +130,9 @@ class NanGuard(Part):
             return
         where, self.bad_input = next(filter(None, s.context.gather(self.bad_input)), None), None
         if not math.isfinite(logged.loss_sum):
-            raise self.act(logged.loss_sum, where)
+            raise self.act(logged.loss_sum, where, logged.at)
         count = logged.steps * s.context.teams
-        s.record.log.write("nan", step=s.progress.step, value="nan", skipped=logged.skipped)
+        s.record.log.write("nan", step=(logged.at or (s.progress.step,))[0], value="nan", skipped=logged.skipped)
         log_once(
             s,
             f"{logged.skipped} of the last {count} updates were skipped, because the loss was not "
@@ -137,7 +140,7 @@ class NanGuard(Part):
         )
         self.idle = self.idle + logged.steps if logged.skipped == count else 0
         if self.idle >= min(50, s.schedule.total_steps):
-            raise fail_not_finite(self, math.nan, where)
+            raise fail_not_finite(self, math.nan, where, logged.at)
 
     def at_boundary(self, b: Boundary) -> None:
         """At the end, react to weights, or a mean of workers, that are not finite."""
@@ -160,9 +163,16 @@ def written_step(s: TrainState) -> int | None:
     return s.progress.saved_step if writer.written_step is None else writer.written_step
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #23a2fc01
-def fail_not_finite(g: "NanGuard", value: float, where: str | None = None) -> End:
-    """Return the End for the loss `value`, with the likely cause, from `where` in a batch if known, and a remedy."""
-    s, p = g.s, g.s.progress
+def fail_not_finite(g: "NanGuard", value: float, where: str | None = None, at: tuple[int, int] | None = None) -> End:
+    """Return the End for a loss that is not finite, with its likely cause and a remedy.
+
+    Args:
+        g: the guard
+        value: the loss
+        where: the cause in a batch (default: unknown)
+        at: (step, epoch) at which the loss was seen (default: now)
+    """
+    s, (step, epoch) = g.s, at or (g.s.progress.step, g.s.progress.epoch)
     outer = f", diloco.outer_lr (now {s.config.diloco.outer_lr:.3g})" if is_diloco(s.config) else ""
     cause = (
         f"{where}: {'ignore them in the loss' if s.config.data.allow_nan else 'clean the data'}"
@@ -176,10 +186,8 @@ def fail_not_finite(g: "NanGuard", value: float, where: str | None = None) -> En
         kept = f" It was rolled back {'once' if g.rollbacks == 1 else f'{g.rollbacks} times'}.{kept}"
     elif s.config.training.nan_policy == "rollback" and not kept:
         kept = " There was no checkpoint to roll back to; set checkpoint.every_n_steps to save earlier."
-    s.record.log.write("nan", step=p.step, value=str(value))
-    return End(
-        "failed", f"The loss became {value} at optimizer step {p.step + 1} of epoch {p.epoch + 1}; {cause}.{kept}"
-    )
+    s.record.log.write("nan", step=step, value=str(value))
+    return End("failed", f"The loss became {value} at optimizer step {step + 1} of epoch {epoch + 1}; {cause}.{kept}")
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #23a2fc03
 def _is_finite(tensor: Any) -> bool:
@@ -238,16 +246,20 @@ def slow_down(groups: list[dict], scheduler: Any, change: float) -> None:
         slow_down([], inner, change)
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #582a6ffd
-def roll_back(g: "NanGuard", value: float, where: str | None) -> None:
+def roll_back(g: "NanGuard", value: float, where: str | None, at: tuple[int, int] | None = None) -> None:
     """Return all ranks to the last checkpoint with a lower learning rate, and buffers outside it to their first
-    values.
+    values; raise End after too many rollbacks.
 
-    `value` is the loss, `where` its cause in a batch. Raise End after too many rollbacks.
+    Args:
+        g: the guard
+        value: the loss
+        where: its cause in a batch, or None
+        at: (step, epoch) at which the loss was seen (default: now)
     """
     s, p, c = g.s, g.s.progress, g.s.config.training
-    times, scale, step = g.rollbacks + 1, s.schedule.scale * c.rollback_lr_factor, p.step
+    times, scale, step = g.rollbacks + 1, s.schedule.scale * c.rollback_lr_factor, (at or (p.step,))[0]
     if times > c.max_rollbacks:
-        raise fail_not_finite(g, value, where)
+        raise fail_not_finite(g, value, where, at)
     s.context.heartbeat.beat("preparing")
     written_step(s)  # completes pending writes
     s.call("before_rewind")
@@ -256,7 +268,7 @@ def roll_back(g: "NanGuard", value: float, where: str | None) -> None:
             restore_buffers(g.first)
         notes = restore_state(s)
     except RequestError:
-        raise fail_not_finite(g, value, where) from None  # no checkpoint to return to
+        raise fail_not_finite(g, value, where, at) from None  # no checkpoint to return to
     change = scale / s.schedule.scale
     g.rollbacks, s.schedule.scale = times, scale
     slow_down(s.learner.optimizer.param_groups, s.learner.scheduler, change)

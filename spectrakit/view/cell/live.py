@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runs.events import log_file
+from ...runs.events import is_event, log_file
 from ...runs.history import follow
 from ...runs.run_dir import RUN_FILES, is_locked, missing_files, named_run
 from ...runs.run_groups import why_no_run
@@ -169,16 +169,18 @@ class LiveView:
         self.failure: str | None = None  # error of the drawing
         self.detached = False  # not watched any more, while the run goes on
         try:
-            while self._read():
+            while self._read(shows=not options.continued):
                 pass  # read the log so far
         except OSError as error:
             _give_up(self, error)  # unreadable log
         if options.continued:
             self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
-    def _read(self) -> bool:
-        """Read new events; return False if there are none."""
+    def _read(self, shows: bool = True) -> bool:
+        """Read new events, for the text if it `shows` them, too; return False if there are none."""
         events = self._reader.poll()
+        if self.options.echo and shows:
+            self.options.echo.show(filter(is_event, events))
         for event in events:
             apply_event(self.state, event)
         if events:
@@ -199,12 +201,10 @@ class LiveView:
 
     def update(self) -> None:
         """Draw the parts that are due."""
-        if self.options.echo:
-            self.options.echo.update()
-        if self.failure:
-            return
         try:
             self._read()
+            if self.failure:
+                return
             _read_ghost(self)
             if self._buttons:
                 self._buttons.poll(self.state.step, bool(self.state.stopping))
@@ -220,10 +220,14 @@ class LiveView:
             if self.writes and self._page.due():
                 _write_page(self, running=True)
         except Exception as error:
-            _give_up(self, error)
+            if not self.failure:
+                _give_up(self, error)
 
     def close(self) -> None:
         """Draw the end."""
+        with contextlib.suppress(OSError):
+            while self._read():
+                pass
         if self.options.echo:
             self.options.echo.close()
         if self.failure:
@@ -326,8 +330,6 @@ def _last_picture(view: LiveView) -> bytes | None:
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #f2c4bc74
 def _close(view: LiveView) -> None:
     """Draw the final state."""
-    while view._read():
-        pass
     for _ in range(2):
         _read_ghost(view)  # a short run ends before all of it was read
     if view.writes and view.state.start:
