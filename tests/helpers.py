@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -191,6 +192,13 @@ TORCHRUN = (
     *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
     *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
 )
+
+
+def why_failed(run: Any, match: str = "") -> str:
+    "The reason for which a run has failed, in which the pattern `match` is found."
+    why = str(getattr(run, "reason", None) or run.error)
+    assert run.status == "failed" and re.search(match, why), (run.status, why)
+    return why
 
 
 def refusal(*words: str) -> str:

@@ -691,10 +691,11 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
             papermill, nbconvert) without `predict`, so that the cells after it do not run.
 
     Returns:
-        The run: its `status` tells how it ended, its `error` why it failed.
+        The run: its `status` tells how it ended, its `error` why it failed. An error in the task's code or data is a
+            failure, also before the first step.
 
     Raises:
-        RequestError: If the task or a setting is invalid; no folder is created.
+        RequestError: If an argument or a setting is invalid; no folder is created.
         RunFailed: If the run failed and `on_error` asks for it.
 
     Example:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..system.errors import RequestError
+from ..system.errors import RequestError, TaskError
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #ef83d70c
 def parts_of(data: Any) -> list[tuple[str, Any]] | None:
@@ -94,7 +94,7 @@ def _stack(samples: Sequence[Any], where: str) -> Any:
     shapes = {tuple(getattr(s, "shape", ())) for s in samples}
     if len(shapes) > 1:
         first, other = sorted(shapes)[:2]
-        raise RequestError(
+        raise TaskError(
             f"The samples of a batch differ in shape: {where} is {list(first)} in one and {list(other)} in another. "
             "Write `collate(samples)` in the task, which pads them, or keeps them as a list."
         )
@@ -108,7 +108,7 @@ def _collate_parts(samples: Sequence[Any], names: list[str], where: str) -> Any:
     for sample in samples:
         parts = parts_of(sample)
         if parts is None or [name for name, _ in parts] != names:
-            raise RequestError(
+            raise TaskError(
                 f"The samples of a batch differ in form: {where} has {len(names)} parts in one, and in another "
                 f"{'none' if parts is None else len(parts)}. Write `collate(samples)` in the task."
             )

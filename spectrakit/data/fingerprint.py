@@ -77,7 +77,7 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
         with keeping_sigchld():
             return next(iter(loader))
     except RequestError as error:
-        raise RequestError(str(error).strip().rpartition("RequestError: ")[2]) from None
+        raise type(error)(str(error).strip().rpartition(f"{type(error).__name__}: ")[2]) from None
     except Exception:
         return {}
     finally:

@@ -48,7 +48,7 @@ from spectrakit.data.sample_order import (
     train_cuts,
 )
 from .samples import SeededCollate, SeededSamples
-from ..system.errors import RequestError
+from ..system.errors import RequestError, TaskError
 from ..system.files import storage_cause, storage_problem
 from ..system.hardware import killed_for_memory, memory_kills, shared_memory_note
 
@@ -420,7 +420,7 @@ def _loaded(loader: Any, begun: Any) -> Iterator[Any]:
         with _as_workers_failed(loader.num_workers, "hand over a batch"):
             yield from batches
     except RequestError as error:
-        raise RequestError(str(error).strip().rpartition("RequestError: ")[2]) from None
+        raise type(error)(str(error).strip().rpartition(f"{type(error).__name__}: ")[2]) from None
 
 # %% ../../nbs/10_data/06_loaders.ipynb #10ade211
 _WORKER_FAULTS = {
@@ -665,7 +665,7 @@ def check_length(batches: "LoadedBatches") -> None:
     """Raise RequestError if a data set has fewer samples than at the start; report once if it has more."""
     now, samples = len(batches.dataset), batches.samples
     if now < samples:
-        raise RequestError(
+        raise TaskError(
             f"The data set has {now} samples now, and had {samples} at the start. Keep its length constant; "
             "samples to leave out can have the weight 0 in `sampler`, or in a loss of (sum, weight)."
         )
@@ -855,14 +855,14 @@ def noticing_changes(*readers: Batches | None) -> Iterator[None]:
 def dataset_length(dataset: Any, what: str) -> int:
     """Return the number of samples of the `what` data set; raise RequestError if it is not map-style."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise RequestError(
+        raise TaskError(
             f"The {what} data set is a {type(dataset).__name__} without length or index. "
             "Return a map-style data set, with __len__ and __getitem__."
         )
     try:
         return len(dataset)
     except Exception as error:
-        raise RequestError(
+        raise TaskError(
             f"The length of the {what} data set is not known: {type(error).__name__}: {error}. "
             "Let its __len__ return a whole number from 0 up."
         ) from None
@@ -947,4 +947,4 @@ def check_finite_dataset(dataset: Any, what: str) -> None:
 
     source = dataset.dataset if isinstance(dataset, Subset) else dataset
     if type(source) is TensorDataset and (problem := find_non_finite(source.tensors, f"the {what} data")):
-        raise RequestError(f"{problem[0].upper()}{problem[1:]}. Clean or fill them before training.")
+        raise TaskError(f"{problem[0].upper()}{problem[1:]}. Clean or fill them before training.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch_forms import TARGET_NAMES, default_targets, named_parts
-from ..system.errors import RequestError, did_you_mean
+from ..system.errors import RequestError, TaskError, did_you_mean
 
 # %% ../../nbs/10_data/10_standardize.ipynb #fb4ce2cb
 @final
@@ -34,7 +34,7 @@ class Scaler(nn.Module):
     def __init__(self, *shape: int, of: str | int = "inputs", undo: bool = False):
         super().__init__()
         if wrong := [size for size in shape if type(size) is not int or size < 0]:
-            raise RequestError(
+            raise TaskError(
                 f"Scaler's shape contains {wrong[0]!r}, and sizes are whole numbers from 0 up. "
                 "Write it as in Scaler(52), or Scaler(3, 64), without brackets."
             )
@@ -69,12 +69,12 @@ def part_for(scaler: Scaler, batch: Any) -> Tensor:
     if not isinstance(part, Tensor):
         names = list(named) or [str(number) for number in range(len(parts))]
         hint = did_you_mean(scaler.of, names) if isinstance(scaler.of, str) else ""
-        raise RequestError(
+        raise TaskError(
             f"{scaler} refers to a part of the batch that is no tensor. A batch has: {', '.join(names) or 'one part'}."
             f"{hint} Write of='inputs', of='targets', or the number or the name of a part."
         )
     if tuple(part.shape[part.ndim - len(scaler.shape) :]) != scaler.shape or part.ndim < len(scaler.shape):
-        raise RequestError(
+        raise TaskError(
             f"{scaler} does not fit {list(part.shape)}, the shape of that part of a batch. "
             f"Its numbers are the sizes of the last dimensions: write Scaler({part.shape[-1] if part.ndim else ''})."
         )

@@ -20,7 +20,7 @@ from ..config.schema import Config
 from .sample_hash import content_hash
 from .sample_order import ComputedOrder, mix_seed
 from .samples import epoch_listeners, held_generators
-from ..system.errors import RequestError
+from ..system.errors import RequestError, TaskError
 
 # %% ../../nbs/10_data/08_streams.ipynb #de234661
 def is_stream(given: Any) -> bool:
@@ -205,12 +205,12 @@ def _promised_length(stream: Any) -> int | None:
 def _check_end(stream: Any, samples: int) -> None:
     name, promised = type(stream).__name__, _promised_length(stream)
     if promised:
-        raise RequestError(
+        raise TaskError(
             f"{name} has a length of {promised} and ended after {samples} samples. Correct __len__ or __iter__: it has "
             "to yield all samples each time, for each rank and worker."
         )
     if samples == 0:
-        raise RequestError(f"{name} yielded no sample. Check the data that its __iter__ reads.")
+        raise TaskError(f"{name} yielded no sample. Check the data that its __iter__ reads.")
 
 # %% ../../nbs/10_data/08_streams.ipynb #strm0001
 class _Reader:
@@ -321,13 +321,13 @@ def _check_repeatable(stream: Any, seed: int, where: str) -> None:
     if has_position(stream):
         return  # repeatable by its interface
     if iter(stream) is stream:
-        raise RequestError(
+        raise TaskError(
             f"{where} returned a {name}, which can be read only once. Return an object with an __iter__ that restarts, "
             "such as an IterableDataset."
         )
     one, other = (content_hash(_Pass(stream, 0, seed, 0).read(2)) for _ in range(2))
     if one != other:
-        raise RequestError(
+        raise TaskError(
             f"{where} returned a {name} that begins with other samples when its first pass is read again, so a "
             "resume is not possible. Use the global generators of random, numpy or torch, or a seed in "
             "`set_epoch`, and sort the files."

@@ -24,6 +24,7 @@ from ..runs.history import end_after
 from ..system.errors import RequestError
 from ..system.files import read_end, read_start, storage_cause
 from ..system.secret_masking import masked
+from ..task.checks.failure_report import read_error
 
 # %% ../../nbs/60_launch/09_exit_diagnosis.ipynb #96bc2a52
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def first_error(logs: Path) -> RankError | None:
     errors = []
     for file in logs.glob("error-rank-*.txt"):
         with contextlib.suppress(OSError, ValueError):  # not written by a rank
-            message, rank = _last_error(read_start(file)), int(file.stem.rpartition("-")[2])
+            (reason, traceback), rank = read_error(file), int(file.stem.rpartition("-")[2])
+            message = reason[:500] or _last_error(traceback)
             errors.append((bool(_CONNECTION.search(message)), file.stat().st_mtime_ns, rank, message))
     if not errors:
         return None

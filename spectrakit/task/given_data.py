@@ -8,7 +8,7 @@ __all__ = ['refuse_no_dataset', 'as_dataset', 'refuse_inputs_and_targets', 'as_t
 # %% ../../nbs/35_task/04_given_data.ipynb #5bd8e247
 from typing import Any
 
-from ..system.errors import RequestError
+from ..system.errors import TaskError
 
 # %% ../../nbs/35_task/04_given_data.ipynb #a8c1ee4a
 def _is_table(given: Any) -> bool:
@@ -24,19 +24,19 @@ def refuse_no_dataset(given: Any, where: str, with_target: bool = True) -> None:
     """
     kind = type(given).__name__
     if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
-        raise RequestError(
+        raise TaskError(
             f"{where} returned a {kind}. Return its data set (loader.dataset): data.micro_batch_size is the size of a "
             "batch, dataloader.* the workers, and its collate_fn becomes the task's method `collate`."
         )
     parts = given if isinstance(given, tuple) else (given,)
     if any(map(_is_table, parts)):
-        raise RequestError(
+        raise TaskError(
             f"{where} returned a {next(type(part).__name__ for part in parts if _is_table(part))}. Return "
             'TensorDataset(torch.tensor(table[features].to_numpy("float32"))'
             f"{', torch.tensor(table[target].to_numpy())' if with_target else ''})."
         )
     if isinstance(given, dict):
-        raise RequestError(
+        raise TaskError(
             f"{where} returned a {kind} with {', '.join(map(repr, list(given)[:4]))}. Return a data set with __len__ "
             "and __getitem__, such as TensorDataset(inputs, targets)."
         )
@@ -52,7 +52,7 @@ def _as_tensor(array: Any, where: str) -> Any:
     if torch.is_tensor(array):
         return array
     if array.dtype.kind not in "biuf":
-        raise RequestError(
+        raise TaskError(
             f"{where} returned an array of type {array.dtype}. Convert texts and labels to numbers first: "
             "classes, y = numpy.unique(y, return_inverse=True)."
         )
@@ -68,7 +68,7 @@ def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
     """
     refuse_no_dataset(given, where)
     if any(str(getattr(part, "layout", "")).startswith("torch.sparse") for part in getattr(given, "tensors", ())):
-        raise RequestError(f"{where} returned a data set of sparse tensors. Make them dense: X.to_dense().")
+        raise TaskError(f"{where} returned a data set of sparse tensors. Make them dense: X.to_dense().")
     if type(given) is not tuple or len(given) < 2 or not all(map(_is_array, given)):
         return given, None
     return _wrapped(given, where)
@@ -77,7 +77,7 @@ def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
 def refuse_inputs_and_targets(train: Any, valid: Any, where: str) -> None:
     """Raise RequestError if (train, valid) are arrays of different sample shapes, such as inputs and targets."""
     if _is_array(train) and _is_array(valid) and train.shape[1:] != valid.shape[1:]:
-        raise RequestError(
+        raise TaskError(
             f"{where} returned arrays of shape {list(train.shape)} and {list(valid.shape)} instead of (train, valid). "
             "Return inputs with targets in each: (X_train, y_train), (X_valid, y_valid)."
         )
@@ -87,7 +87,7 @@ def _wrapped(given: tuple, where: str) -> tuple[Any, str]:
     """Return arrays as a TensorDataset, and a message about it. Raise RequestError if their lengths differ."""
     lengths = [len(part) for part in given]
     if len(set(lengths)) > 1:
-        raise RequestError(f"{where} returned arrays of {lengths} samples. Return as many targets as there are inputs.")
+        raise TaskError(f"{where} returned arrays of {lengths} samples. Return as many targets as there are inputs.")
     from torch.utils.data import TensorDataset
 
     tensors = [_as_tensor(part, where) for part in given]

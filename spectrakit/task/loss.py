@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..system.errors import RequestError
+from ..system.errors import TaskError
 
 # %% ../../nbs/35_task/00_loss.ipynb #e15ab85d
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def weighted_mean(loss: Any, outputs: Any, targets: Any) -> Loss:
     import torch
 
     if not callable(loss) or not isinstance(targets, torch.Tensor):
-        raise RequestError(
+        raise TaskError(
             f"weighted_mean got {type(loss).__name__} and targets of type {type(targets).__name__}. It needs a loss "
             "such as nn.CrossEntropyLoss(), the outputs and a tensor of targets."
         )
@@ -143,12 +143,12 @@ def _check_weight(name: str, weight: Any) -> None:
     single = isinstance(weight, (int, float)) or (torch.is_tensor(weight) and weight.numel() == 1)
     if not single or (torch.is_tensor(weight) and weight.is_complex()):
         got = named_form(weight)
-        raise RequestError(
+        raise TaskError(
             f"{name} returned two values, the second of them {got}. In (sum, weight) the weight has to be a number or "
             "a tensor of one element; outputs are returned with sk.Loss(loss, outputs=…)."
         )
     if not 0 <= float(weight) < float("inf"):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned the weight {float(weight):g}. In (sum, weight) the weight has to be a number from 0 up."
         )
 
@@ -158,18 +158,14 @@ def _check_logs(name: str, logs: Any) -> None:
     if logs is None:
         return
     if not isinstance(logs, Mapping):
-        raise RequestError(
-            f"{name} returned logs that are {type(logs).__name__}. They have to be {{name: (sum, count)}}."
-        )
+        raise TaskError(f"{name} returned logs that are {type(logs).__name__}. They have to be {{name: (sum, count)}}.")
     if "loss" in logs:
-        raise RequestError(
-            f"{name} logged a 'loss' of its own. Give it another name: the loss itself is always logged."
-        )
+        raise TaskError(f"{name} logged a 'loss' of its own. Give it another name: the loss itself is always logged.")
     for key, pair in logs.items():
         is_pair = isinstance(pair, tuple) and len(pair) == 2
         wrong = [pair] if not is_pair else [value for value in pair if not is_number(value)]
         if wrong:
-            raise RequestError(
+            raise TaskError(
                 f"{name} logged {key!r} {'with' if is_pair else 'as'} {named_form(wrong[0])}. It has to be a tuple "
                 "(sum over the batch's samples, count) of numbers."
             )
@@ -182,12 +178,12 @@ def check_loss(task: Any, result: Any) -> None:
     name, loss = f"{type(task).__name__}.loss", as_loss(result)
     scalar = loss.value
     if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
-        raise RequestError(
+        raise TaskError(
             f"{name} returned {named_form(scalar)}. It has to return a scalar tensor, the mean over the batch's "
             "samples, a tuple (sum, weight), or sk.Loss."
         )
     if scalar.is_complex():
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a {str(scalar.dtype).removeprefix('torch.')} number. A loss must be real: take its "
             ".abs() or its .real."
         )
@@ -195,7 +191,7 @@ def check_loss(task: Any, result: Any) -> None:
         _check_weight(name, loss.weight)
     _check_logs(name, loss.logs)
     if not scalar.requires_grad:
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a number that does not depend on the model's weights. Do not detach it, "
             "and do not use .item()."
         )

@@ -14,7 +14,7 @@ from typing import Any
 from ..config.schema import Config
 from ..data.sample_order import mix_seed
 from ..data.streams import StreamOrder, StreamSamples
-from ..system.errors import RequestError
+from ..system.errors import TaskError
 from .task import provides
 
 # %% ../../nbs/35_task/03_sampler.ipynb #139f9bba
@@ -70,7 +70,7 @@ def _check_weights(name: str, weights: Any, samples: int) -> None:
 
     usable = weights.shape == (samples,) and bool(torch.isfinite(weights).all() & (weights >= 0).all())
     if not usable or not weights.any():
-        raise RequestError(
+        raise TaskError(
             f"{name} returned weights of shape {list(weights.shape)} for {samples} samples. It needs a finite "
             "weight from 0 up for each of them, and one above 0."
         )
@@ -82,14 +82,14 @@ def _check_sampler(name: str, sampler: Any) -> None:
 
     kind = type(sampler).__name__
     if isinstance(sampler, DistributedSampler):
-        raise RequestError(f"{name} returned a {kind}. The ranks divide an epoch themselves: return the inner sampler.")
+        raise TaskError(f"{name} returned a {kind}. The ranks divide an epoch themselves: return the inner sampler.")
     if isinstance(sampler, BatchSampler):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a {kind}, which yields batches. Return a sampler of single indices; neighbours come into "
             "one batch of data.micro_batch_size."
         )
     if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a {kind} without __iter__ or __len__. An epoch needs an end: give it the number of "
             "samples to draw, or return weights, one for each sample."
         )
@@ -101,15 +101,15 @@ def _check_order(name: str, order: SampledOrder, samples: int) -> None:
     first, again = (_drawn(order.sampler, mix_seed(order.seed, 0), 0) for _ in range(2))
     if len(first) != length:
         count = f"more than {length}" if len(first) > length else str(len(first))
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a {kind} of length {length} that yields {count} indices. Let its __len__ return the "
             "number of indices of one epoch."
         )
     wrong = next((i for i in first if not hasattr(i, "__index__") or not 0 <= int(i) < samples), None)
     if wrong is not None:
-        raise RequestError(f"{name} returned a {kind} that yields {wrong!r}. It needs indices from 0 to {samples - 1}.")
+        raise TaskError(f"{name} returned a {kind} that yields {wrong!r}. It needs indices from 0 to {samples - 1}.")
     if [int(i) for i in first] != [int(i) for i in again]:
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a {kind} that yields another order when epoch 0 is drawn again, so a resume could "
             "not continue it. Draw from the global generators of random, numpy or torch, or seed with `set_epoch`."
         )
@@ -130,7 +130,7 @@ def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | Str
     sampler = task.sampler(dataset, config) if provides(task, "sampler") else None
     if isinstance(dataset, StreamSamples):
         if sampler is not None:
-            raise RequestError(
+            raise TaskError(
                 f"{type(task).__name__}.sampler returned a {type(sampler).__name__} for a stream, which is read in its "
                 "own order. Return None; data.shuffle_buffer=1000 shuffles."
             )

@@ -30,7 +30,7 @@ from ..distributed.fsdp import is_sharded, same_on_all_ranks
 from ..distributed.hang_detector import HURRY, STOP
 from ..prediction.extra_columns import with_test_columns
 from ..prediction.prediction_arrays import targets_of
-from ..system.errors import RequestError
+from ..system.errors import RequestError, TaskError
 from ..task.eval_mode import Evaluated, in_eval_mode
 from ..task.given_data import as_test_dataset
 from ..task.loss import as_loss
@@ -61,9 +61,9 @@ def _at_least_float32(value: Any) -> Any:
     return value.float() if hasattr(value, "is_floating_point") else value.astype("float32")
 
 
-def _no_mean(task: Any, name: str, what: str) -> RequestError:
+def _no_mean(task: Any, name: str, what: str) -> TaskError:
     of = f" as {name!r}" if name else ""
-    return RequestError(
+    return TaskError(
         f"{type(task).__name__}.predict returned {what}{of} for the views of a batch, which have no mean. Return "
         "probabilities or scores of one shape for each view, or set data.average_views=false to predict without views."
     )
@@ -114,7 +114,7 @@ def predict_views(task: Any, model: Any, data: Any, config: Config) -> Any:
     views = task.views(data)
     if not isinstance(views, (list, tuple)) or not views:
         got = "an empty one" if isinstance(views, (list, tuple)) else type(views).__name__
-        raise RequestError(f"{type(task).__name__}.views has to return a list of batches, and returned {got}.")
+        raise TaskError(f"{type(task).__name__}.views has to return a list of batches, and returned {got}.")
     outputs = [predict_batch(task, model, view) for view in views]
     return outputs[0] if len(outputs) == 1 else _mean(task, outputs)
 
@@ -123,10 +123,10 @@ def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
     """Return the result of `metrics`. RequestError unless it is {name: (sum, count)}."""
     name = f"{type(task).__name__}.metrics"
     if not isinstance(given, dict):
-        raise RequestError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
+        raise TaskError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
     for key, pair in given.items():
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise RequestError(
+            raise TaskError(
                 f"{name} gave {key!r} as {type(pair).__name__}. It has to be a tuple (sum over the batch's "
                 "samples, count)."
             )
@@ -136,7 +136,7 @@ def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
 
 def _refuse_loss(name: str, given: dict[str, Any]) -> None:
     if {"loss", "val_loss"} & set(given):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a metric called 'loss'. Rename it: the loss itself is always there, as val_loss."
         )
 
@@ -265,7 +265,7 @@ def averages(rows: dict[int, dict[str, tuple[float, float]]], prefix: str = "val
             entry = sums.setdefault(name, [0.0, 0.0])
             entry[0], entry[1] = entry[0] + value, entry[1] + count
     if "loss" in sums and sums["loss"][1] == 0:
-        raise RequestError(
+        raise TaskError(
             "The weights of all validation samples are zero, so they have no loss. "
             "Check the weights that `loss` returns."
         )
@@ -283,14 +283,14 @@ def _named_values(task: Any, metrics: Any) -> dict[str, float]:
     """Return the result of `metrics_all` with prefixed names. RequestError: wrong form."""
     name = f"{type(task).__name__}.metrics_all"
     if not isinstance(metrics, dict):
-        raise RequestError(f"{name} returned {type(metrics).__name__}. It has to return {{name: value}}.")
+        raise TaskError(f"{name} returned {type(metrics).__name__}. It has to return {{name: value}}.")
     _refuse_loss(name, metrics)
     values = {}
     for key, value in metrics.items():
         try:
             values[named(key)] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise RequestError(f"{name} gave {key!r} as {type(value).__name__}. It has to be a number.") from None
+            raise TaskError(f"{name} gave {key!r} as {type(value).__name__}. It has to be a number.") from None
     return values
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #454834ff
@@ -308,7 +308,7 @@ def _outputs_and_targets(task: Any, outputs: Any, data: Any) -> tuple:
     """Return outputs and targets. RequestError: a task with `metrics_all` has no targets."""
     targets = targets_of(task, data)
     if targets is None:
-        raise RequestError(
+        raise TaskError(
             f"{type(task).__name__} has `metrics_all`, and the batch has no targets known by their position or "
             "name. Write `targets(batch)`."
         )
@@ -368,7 +368,7 @@ def _on_all_samples(
             values = _named_values(task, task.metrics_all(_all_samples(predictions), _all_samples(targets)))
         except Exception as error:
             if isinstance(predictions[0], Mapping) and "dict" in str(error):
-                raise RequestError(
+                raise TaskError(
                     f"{type(task).__name__}.metrics_all takes the mapping {list(predictions[0])} of `predict`, and "
                     f"raised {type(error).__name__}: {error}. Take the arrays by name: "
                     f"`predictions[{next(iter(predictions[0]))!r}]`."

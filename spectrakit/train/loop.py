@@ -20,8 +20,9 @@ from ..config.schema import Config
 from ..distributed.context import BROKEN, RunContext
 from ..distributed.hang_detector import FAILED, agreed, announce, raise_flag, requested, set_deadline
 from ..runs.events import EventLog, log_file
-from ..system.errors import RequestError, traceback_text
+from ..system.errors import RequestError, TaskError, traceback_text
 from ..system.files import write_atomic
+from ..system.secret_masking import masked
 from ..task.checks.check_results import ContractResult
 from spectrakit.task.checks.error_diagnosis import (
     Scene,
@@ -32,6 +33,7 @@ from spectrakit.task.checks.error_diagnosis import (
     own_line,
     rank_lost,
 )
+from ..task.checks.failure_report import with_reason
 from ..task.task_modules import note_end
 from .gradient_accumulation import window_of
 from .learner.seeding import repeatable, unfilled
@@ -152,13 +154,13 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
     return True
 
 # %% ../../nbs/50_train/14_loop.ipynb #60519637
-def save_traceback(context: RunContext, logs: Path) -> None:
-    """Notify the other ranks, and write the current exception to error-rank-N.txt."""
+def save_traceback(context: RunContext, logs: Path, reason: str = "") -> None:
+    """Notify the other ranks, and write the current exception to error-rank-N.txt, below its `reason` in a line."""
     raise_flag(context.heartbeat, FAILED)
     text = traceback_text()
     with contextlib.suppress(OSError):
         logs.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(logs / f"error-rank-{context.rank}.txt", text)
+        write_atomic(logs / f"error-rank-{context.rank}.txt", with_reason(masked(reason), text))
     if logs.parent.is_dir():  # else the run's folder was moved or deleted, as its end reports
         print(text, file=sys.stderr)  # goes to logs/rank-N.log in a child process
 
@@ -193,11 +195,12 @@ class NullLog(EventLog):
 
 # %% ../../nbs/50_train/14_loop.ipynb #e1f20312
 def refused(error: BaseException, s: TrainState | None, begun: bool) -> bool:
-    """Return whether `error` refuses the request before the first step; then close the trackers of `s`.
+    """Return whether `error` refuses settings or arguments before the first step; then close the trackers of `s`.
 
     `begun` says whether training started.
     """
-    if not isinstance(error, RequestError) or (s is not None and begun and s.progress.step > 0):
+    of_task = not isinstance(error, RequestError) or isinstance(error, TaskError)
+    if of_task or (s is not None and begun and s.progress.step > 0):
         return False
     if s is not None:
         s.call("close", True)
@@ -367,8 +370,8 @@ def train_run(
         except (Exception, SystemExit) as error:  # exit() in a task must not end the notebook
             if refused(error, s, begun):
                 raise
-            save_traceback(context, execution.traceback_dir)
             status, reason, broken = "failed", failure_reason(task, error), True
+            save_traceback(context, execution.traceback_dir, reason)
         alone = broken and context.world_size > 1
         if s is not None and s.progress.step > 0 and not finish(s, status, alone) and not alone:
             status, reason, alone = "failed", "the last evaluation failed", True

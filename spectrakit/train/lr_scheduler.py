@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config.learning_rate_schedule import lr_curve, warmup_length
 from ..config.schema import Config, step_limit
-from ..system.errors import RequestError
+from ..system.errors import RequestError, TaskError
 from .part import Part
 from .state import Learner, TrainState
 
@@ -46,12 +46,12 @@ def _check_one_cycle(name: str, planned: int, config: Config, steps: int) -> Non
     """Raise RequestError if a OneCycleLR of `planned` steps ends before the run or has the wrong interval."""
     epochs = None if step_limit(config) else config.trainer.max_epochs
     if config.scheduler.interval == "step" and planned < steps:
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a OneCycleLR of {planned} steps, and the run has {steps}, after which it would fail. "
             "Make it with total_steps=total_steps."
         )
     if config.scheduler.interval == "epoch" and epochs and (planned < epochs or epochs < planned == steps):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a OneCycleLR of {planned} steps, and scheduler.interval=epoch moves it once for each "
             f"of {epochs} epochs. "
             "Leave scheduler.interval at step, or make it with total_steps=cfg.trainer.max_epochs."
@@ -70,12 +70,12 @@ def check_scheduler(task: Any, scheduler: Any, optimizer: Any, config: Config, s
     """
     name, kind = f"{type(task).__name__}.scheduler", type(scheduler).__name__
     if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned {kind}. It has to return one torch scheduler, or None; scheduler.interval says when it "
             "moves, and SequentialLR or ChainedScheduler make one of several."
         )
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise RequestError(
+        raise TaskError(
             f"{name} returned a {kind} of another optimizer, so that it would change nothing. "
             "Create it with the optimizer passed to it."
         )

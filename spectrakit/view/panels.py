@@ -11,7 +11,7 @@ from typing import Any
 
 from .plots import RATE, SPEED, TRAIN, VALID
 from .run_state import Curve, RunState, drawn_points, number, plain_number, smoothed
-from .svg import Line, Panel, draw_panel, escaped, themed
+from .svg import Line, Panel, draw_panel, escaped, is_empty, themed
 
 # %% ../../nbs/65_view/05_panels.ipynb #77f1600b
 DASH, GHOST = "5 3", "1.5 3"  # dashes of the validation, and of an earlier run
@@ -169,7 +169,8 @@ def plots(
     if s.best:
         value = number(s.best["metrics"].get(s.monitor), ".4g")
         summary += f"; best {s.monitor} {value} at step {s.best['step']}"
-    cells = [draw_panel(panel, bands, variants) for panel in four_panels(s, log, earlier)]
+    panels = [p for p in four_panels(s, log, earlier) if not (s.status and is_empty(p))]
+    cells = [draw_panel(panel, bands, variants) for panel in panels]
     return f'<div role="group" aria-label="{escaped(summary)}">{in_a_grid(cells)}</div>'
 
 # %% ../../nbs/65_view/05_panels.ipynb #d96384df

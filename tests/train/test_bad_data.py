@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
+from helpers import why_failed
 from spectrakit.runs.events import last_event
-from spectrakit.system.errors import RequestError
 from spectrakit.task.task import Task
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
@@ -60,8 +60,10 @@ def test_a_batch_that_cannot_be_made_in_the_third_epoch_ends_the_run_with_its_la
 
 
 def test_one_that_cannot_be_made_in_the_first_step_refuses_the_run(train):
-    with pytest.raises(RequestError, match="differ in shape"):
-        train(Changing(lambda rows, epoch: setattr(rows, "short", True)), "data.batch_size=16", *PARTS[1:])
+    why_failed(
+        train(Changing(lambda rows, epoch: setattr(rows, "short", True)), "data.batch_size=16", *PARTS[1:]),
+        "differ in shape",
+    )
 
 
 def test_a_data_set_that_has_shrunk_is_a_sentence_and_its_last_step_is_saved(train):
@@ -122,8 +124,7 @@ def test_sparse_and_nested_batches_train_as_dense_ones_do(train, form):
 
 @BETA
 def test_a_nested_batch_without_a_shape_is_refused(train):
-    with pytest.raises(RequestError, match="layout=torch.jagged"):
-        train(Collated("nested"), *PARTS)
+    why_failed(train(Collated("nested"), *PARTS), "layout=torch.jagged")
 
 
 class Expanded(Changing):
@@ -157,5 +158,4 @@ def test_a_model_with_an_expanded_buffer_trains_and_goes_on(train):
 def test_a_length_that_is_none_is_a_sentence(train, length):
     task = Changing()
     task.rows.length = length
-    with pytest.raises(RequestError, match="training data set is not known.*whole number"):
-        train(task, *PARTS)
+    why_failed(train(task, *PARTS), "training data set is not known.*whole number")

@@ -29,6 +29,7 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import TensorDataset
 
+from helpers import why_failed
 from in_process import vector
 from spectrakit.config.compose import compose
 from spectrakit.config.effective_batch import plan_batches
@@ -313,8 +314,7 @@ class Returns(Exact):
     ],
 )
 def test_an_optimizer_that_is_not_one_is_refused(train, make, says):
-    with pytest.raises(RequestError, match=re.escape(says)):
-        train(Returns(make), "data.batch_size=23")
+    why_failed(train(Returns(make), "data.batch_size=23"), re.escape(says))
 
 
 # gradients
@@ -654,8 +654,10 @@ def test_an_epoch_that_would_train_nothing_is_refused_before_the_first_step(trai
         def change(self, model):
             model.requires_grad_(False)
 
-    with pytest.raises(RequestError, match="on_epoch froze every parameter, so that epoch 1 would train nothing"):
-        train(Frozen(), "data.batch_size=8", "trainer.max_epochs=2")
+    why_failed(
+        train(Frozen(), "data.batch_size=8", "trainer.max_epochs=2"),
+        "on_epoch froze every parameter, so that epoch 1 would train nothing",
+    )
 
 
 def test_an_epoch_with_other_groups_of_parameters_is_said(train):
@@ -683,8 +685,7 @@ def test_what_thaws_and_is_nobodys_is_named(train):
         def loss(self, model, batch, moment):
             return super().loss(model, batch)
 
-    with pytest.raises(RequestError, match="Write moment=None: evaluations pass none."):
-        train(Needs(), "data.batch_size=8", name="needs")
+    why_failed(train(Needs(), "data.batch_size=8", name="needs"), "Write moment=None: evaluations pass none.")
 
 
 # activations that are computed again

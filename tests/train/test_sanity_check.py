@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import spectrakit as sk
 from exact_tasks import CountedScaler, scaled
-from helpers import TESTS
+from helpers import TESTS, why_failed
 from in_process import vector
 from spectrakit.api.run import Run
 from spectrakit.checkpoint import async_writer
@@ -530,17 +530,15 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_would_fail_is_told_with_the_method_and_the_mend(train, name):
     task, words, *settings = BROKEN[name]
-    with pytest.raises(RequestError) as caught:
-        train(task, *QUICK, *settings)
-    text = str(caught.value)
+    caught = why_failed(train(task, *QUICK, *settings))
+    text = caught
     assert [word for word in words if word not in text] == [], text
     assert "Traceback" not in text and "Error(s) in" not in text and "site-packages" not in text and "\n" not in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
 def test_a_model_on_a_gpu_that_is_not_there_is_told(train):
-    with pytest.raises(RequestError, match=r"Mine.model.*no GPU.*Leave out .cuda\(\)"):
-        train(mine(net=lambda: nn.Linear(4, 3).cuda()), *QUICK)
+    why_failed(train(mine(net=lambda: nn.Linear(4, 3).cuda()), *QUICK), r"Mine.model.*no GPU.*Leave out .cuda\(\)")
 
 
 def test_a_late_sample_that_breaks_the_loss_is_told_with_the_mend(train):
@@ -684,8 +682,10 @@ def test_a_step_in_fp16_is_tried_with_a_scaler_that_is_not_the_runs(train):
         net=lambda: nn.Linear(4, 3).half(),
         loss=lambda self, model, batch: model(batch[0].half()).float().square().mean(),
     )
-    with pytest.raises(RequestError, match="fp16 takes weights in float32.*mixed_precision=no"):
-        train(half, *QUICK, context=scaled(CountedScaler()), name="half")
+    why_failed(
+        train(half, *QUICK, context=scaled(CountedScaler()), name="half"),
+        "fp16 takes weights in float32.*mixed_precision=no",
+    )
     scaler = CountedScaler()
     run = train(Mine(), *QUICK, "trainer.gradient_clip_val=0.1", context=scaled(scaler))
     assert run.status == "completed" and scaler.calls == ["scale", "unscale", "step", "update"] * 3
@@ -703,11 +703,10 @@ def test_a_loss_that_half_precision_does_not_take_is_answered_with_the_one_to_us
     def loss(self, model, batch):
         raise RuntimeError(UNSAFE)
 
-    with pytest.raises(
-        RequestError, match="half precision, and torch refuses it.*_with_logits.*sigmoid in `predict`"
-    ) as told:
-        train(mine(loss=loss), *QUICK)
-    assert "\n" not in str(told.value)
+    told = why_failed(
+        train(mine(loss=loss), *QUICK), "half precision, and torch refuses it.*_with_logits.*sigmoid in `predict`"
+    )
+    assert "\n" not in told
 
 
 BACKWARD = """
@@ -735,8 +734,10 @@ def test_a_sharded_model_is_tried_with_its_backward_pass(tmp_path, monkeypatch):
     folders = [str(TESTS / "training"), str(TESTS)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
     words = ("trainer.accelerator=cpu", "trainer.devices=2", "distributed.strategy=fsdp", f"run.dir={tmp_path}")
-    with pytest.raises(RequestError, match="raised ValueError: no way back on a training batch"):
-        sk.fit(f"{tmp_path / 'broken.py'}:Broken", compose(*QUICK, *words), show=False)
+    why_failed(
+        sk.fit(f"{tmp_path / 'broken.py'}:Broken", compose(*QUICK, *words), show=False),
+        "raised ValueError: no way back on a training batch",
+    )
 
 
 TWO = """

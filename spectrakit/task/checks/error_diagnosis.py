@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...data.batch_forms import is_text, leaves_of, parts_of
-from ...system.errors import RequestError
+from ...system.errors import RequestError, TaskError
 from ..task import Task, provides
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #33ca41dc
@@ -504,13 +504,13 @@ def rank_lost(error: BaseException) -> bool:
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #99ae3304
 @contextlib.contextmanager
 def explained(task: Any, method: str, doing: str, always: bool = False) -> Iterator[None]:
-    """Raise a RequestError that explains a known error in this block; other errors pass unchanged.
+    """Raise a TaskError that explains a known error in this block; other errors pass unchanged.
 
     Args:
         task: The task.
         method: Name of the task's method that is called.
         doing: Circumstance for the message, such as "on a training batch".
-        always: Whether unknown errors become a RequestError too (default False). Out-of-memory errors and lost ranks
+        always: Whether unknown errors become a TaskError too (default False). Out-of-memory errors and lost ranks
             pass unchanged in any case.
     """
     try:
@@ -522,4 +522,4 @@ def explained(task: Any, method: str, doing: str, always: bool = False) -> Itera
         explanation = explain(error, scene) if always else explain_known(error, scene)
         if explanation is None:
             raise
-        raise RequestError(str(explanation)) from error
+        raise TaskError(str(explanation)) from error

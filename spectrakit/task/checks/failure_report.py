@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['MOST_LINES', 'cell_number', 'file_label', 'Frame', 'frames_of', 'own_frame', 'code_around', 'short_traceback',
-           'last_lines', 'Failure', 'failure_lines', 'explain_failure', 'read_failure']
+           'with_reason', 'read_error', 'last_lines', 'Failure', 'failure_lines', 'explain_failure', 'read_failure']
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #104ab39f
+import contextlib
 import linecache
 import re
 import sys
@@ -79,26 +80,48 @@ def code_around(frame: Frame, lines: int = 2) -> tuple[tuple[int, str], ...]:
 
 
 def short_traceback(traceback: str) -> str:
-    """Return the user's frames with their code, the innermost frame, and the error."""
+    """Return the user's frames with their code, or else the innermost one, and the error; "" without frames."""
     frames = frames_of(traceback)
-    kept = [f for f in frames[:-1] if f.is_own] + frames[-1:]
-    words = []
+    kept = [frame for frame in frames if frame.is_own] or frames[-1:]
+    left, words = len(frames) - len(kept), list[str]()
     for frame in kept[-12:]:
         code = code_around(frame, 0)
         words += [f"  {frame}", *(f"    {text.strip()}" for _, text in code)]
+    words += [f"  ({left} frame{'s' * (left > 1)} of libraries left out)"] if left else []
     blocks = traceback.strip().rsplit("Traceback (most recent call last):", 1)[-1].splitlines()
     error = next((blocks[i:] for i in range(1, len(blocks)) if blocks[i][:1].strip()), blocks[-1:])
-    return "\n".join([*words, *error])[:4000]
+    return "\n".join([*words, *error])[:4000] if frames else ""
+
+
+_REASON = "Reason: "
+
+
+def with_reason(reason: str, traceback: str) -> str:
+    """Return the text of a rank's error file: the `reason` in a line, if there is one, and the traceback."""
+    return f"{_REASON}{' '.join(reason.split())}\n{traceback}" if reason else traceback
+
+
+def read_error(file: Path) -> tuple[str, str]:
+    """Return (reason, traceback) of a rank's error file, "" for a missing one; OSError if it cannot be read."""
+    text = masked(read_start(file))
+    if not text.startswith(_REASON):
+        return "", text
+    reason, _, traceback = text.partition("\n")
+    return reason.removeprefix(_REASON), traceback
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #835d5338
 MOST_LINES = 20
+_OWN = re.compile(r"rank \d+ of \d+: process \d+ on ")
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
 )  # colours, links, titles, moves
 
 
 def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[str, ...]:
-    """Return the last `most` lines of a log before its `traceback`, without colours; () if unreadable."""
+    """Return the last `most` lines of a log before its `traceback`, without colours; () if unreadable.
+
+    The first line of each log, which the kit writes, is left out.
+    """
     try:
         text = read_end(log)
     except OSError:
@@ -107,7 +130,7 @@ def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[
     if traceback and traceback in text:
         text = text.rpartition(traceback)[0]
     lines = [line.rstrip().rsplit("\r", 1)[-1] for line in text.split("\n")]
-    return tuple(line[:300] for line in lines if line)[-most:]
+    return tuple(line[:300] for line in lines if line and not _OWN.match(line))[-most:]
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #5d9399ad
 @dataclass(frozen=True)
@@ -145,19 +168,16 @@ def _rank_of(reason: str, logs: Path) -> int:
 
 def explain_failure(run_dir: Path, reason: str) -> Failure:
     """Return the report of the run in `run_dir` that failed for `reason`."""
-    logs = run_dir / "logs"
-    try:
+    logs, rank, traceback = run_dir / "logs", 0, ""
+    with contextlib.suppress(OSError):
         rank = _rank_of(reason, logs)
-        error = logs / f"error-rank-{rank}.txt"
-        traceback = masked(read_start(error)) if error.is_file() else ""
-    except OSError:
-        rank, traceback = 0, ""
+        _, traceback = read_error(logs / f"error-rank-{rank}.txt")
     log, frame = logs / f"rank-{rank}.log", own_frame(traceback)
     return Failure(
         masked(reason),
         frame,
         code_around(frame) if frame else (),
-        short_traceback(traceback) if traceback else "",
+        short_traceback(traceback),
         last_lines(log, traceback=traceback),
         log if log.is_file() else None,
     )

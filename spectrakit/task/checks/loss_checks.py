@@ -18,7 +18,7 @@ from ...config.effective_batch import BatchPlan
 from ...data.batch_forms import take_samples
 from ...data.loaders import Batches, find_non_finite
 from ...data.sample_order import Cut
-from ...system.errors import RequestError
+from ...system.errors import TaskError
 from ..eval_mode import in_eval_mode
 from ..loss import as_loss
 from ..task import Moment, loss_at
@@ -59,7 +59,7 @@ def watch_shapes(task: Any, samples: int) -> Iterator[None]:
             if samples > 1 and name in _COMPARE:
                 tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
                 if (problem := spread_shapes(tensors, samples)) is not None:
-                    raise RequestError(_explain_shapes(task, name.strip("_"), *problem, samples))
+                    raise TaskError(_explain_shapes(task, name.strip("_"), *problem, samples))
             return func(*args, **(kwargs or {}))
 
     with Watch():

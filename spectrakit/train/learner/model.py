@@ -21,7 +21,7 @@ from ...checkpoint.frozen_weights import FrozenBase, check_base, frozen_base, ke
 from ...config.schema import Config
 from ...distributed.context import RunContext
 from ...distributed.fsdp import take_types
-from ...system.errors import RequestError, did_you_mean
+from ...system.errors import RequestError, TaskError, did_you_mean
 from ...task.checks.error_diagnosis import explained
 from ...task.model_buffers import BuffersCopy, restore_buffers
 from ...task.task import Task, names_in, provides
@@ -60,7 +60,7 @@ def make_model(task: Any, config: Config) -> Any:
     with explained(task, "model", "when it was called", always=True):
         model = task.model(config)
     if not isinstance(model, torch.nn.Module):
-        raise RequestError(
+        raise TaskError(
             f"{type(task).__name__}.model returned {type(model).__name__}. It has to return a torch Module."
         )
     model = compiled_in_place(model)

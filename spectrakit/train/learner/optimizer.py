@@ -16,7 +16,7 @@ from typing import Any
 
 from ...config.schema import Config
 from ...config.validation import shown
-from ...system.errors import RequestError, did_you_mean
+from ...system.errors import RequestError, TaskError, did_you_mean
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #23a2fc04
 def optimizer_class(name: str) -> Any:
@@ -230,7 +230,7 @@ def build_optimizer(model: Any, config: Config) -> Any:
     """
     params = [p for p in model.parameters() if p.requires_grad]
     if not params:
-        raise RequestError(
+        raise TaskError(
             "The model has no trainable parameter. Check requires_grad, or the return value of the task's `model`."
         )
     o, kind = config.optimizer, optimizer_class(config.optimizer.name)
@@ -266,16 +266,16 @@ def check_optimizer(task: Any, model: Any, optimizer: Any) -> None:
     """Raise RequestError if a task's optimizer cannot be stepped, or has no parameter of `model`."""
     name = f"{type(task).__name__}.optimizer"
     if isinstance(optimizer, (list, tuple, dict)):
-        raise RequestError(f"{name} returned {_collection_text(optimizer)}")
+        raise TaskError(f"{name} returned {_collection_text(optimizer)}")
     if type(optimizer).__name__ == "LBFGS":
-        raise RequestError(
+        raise TaskError(
             f"{name} returned LBFGS, which computes the loss several times in a step (a closure), but a step here has "
             "one pass over its samples. Return another optimizer, or write the loop yourself, with sk.Watchdog."
         )
     if not callable(getattr(optimizer, "step", None)) or not getattr(optimizer, "param_groups", None):
-        raise RequestError(f"{name} returned {type(optimizer).__name__}. It has to return a torch optimizer, or None.")
+        raise TaskError(f"{name} returned {type(optimizer).__name__}. It has to return a torch optimizer, or None.")
     if len(ownership(optimizer, params := list(model.parameters()))[1]) == len(params):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned an optimizer without any of the model's parameters, so it would train no weights. "
             "Construct it from model.parameters() of the `model` argument."
         )

@@ -46,7 +46,7 @@ from ...distributed.fsdp import gradient_clip, load_whole_model, load_whole_opti
 from ...prediction.prediction_arrays import check_table, columns_of, join_columns, submission_table, table_text
 from ...prediction.submission_file import SubmissionFile, write_constant
 from ...runs.events import EventLog
-from ...system.errors import RequestError
+from ...system.errors import RequestError, TaskError
 from ...task.checks.check_results import ContractResult
 from ...task.checks.error_diagnosis import Scene, describe_batch, explain, method_of, out_of_memory, rank_lost
 from ...task.checks.loss_checks import adds_up, first_bad_layer, read_rows, uneven_mean, watch_shapes
@@ -104,6 +104,7 @@ class SanityCheck:
     log: EventLog
     next_process: NextProcess | None = None  # None: not checked
     scene: Scene = field(init=False)  # the current call; the following fields are findings
+    error: Exception | None = None  # that failed a part
     batch: Any = None  # the first training batch
     scaler: Any = None  # gradient scaler of the check in fp16; the run's stays unchanged
     predicted_batch: Any = None  # the predicted batch
@@ -150,11 +151,11 @@ def check_first_loss(task: Any, result: Any, data: Any, allow_nan: bool = False)
     """
     where = find_non_finite(data, "The first training batch")
     if where and not allow_nan:
-        raise RequestError(f"{where}. {CLEAN}")
+        raise TaskError(f"{where}. {CLEAN}")
     check_loss(task, result)
     value = float(as_loss(result).value.detach())
     if where and not math.isfinite(value):
-        raise RequestError(_nan_in_loss(task, where, value))
+        raise TaskError(_nan_in_loss(task, where, value))
 
 
 def _nan_in_loss(task: Any, where: str, value: float) -> str:
@@ -181,7 +182,7 @@ def check_finite_loss(check: SanityCheck, loss: Loss, forward: Callable[[], Any]
         if layer
         else "The model's outputs are finite, so the NaN comes from `loss`: check it"
     )
-    raise RequestError(
+    raise TaskError(
         f"{check.name}.loss is {value} for the first training batch, before any step, and the batch is "
         f"finite. {cause} for a division by zero, and for a log or root of values that are not above 0."
     )
@@ -202,7 +203,7 @@ def check_gradients(check: SanityCheck) -> None:
     ]
     if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise RequestError(
+        raise TaskError(
             f"{check.name}.loss is finite for the first training batch, and the gradients of {bad[0]}"
             f"{more} are not. Look for a root, a norm or a log at 0, or a division by zero under torch.where: "
             "write (x + 1e-8).sqrt(), or clamp x before."
@@ -234,7 +235,7 @@ def check_left_alone(check: SanityCheck, before: list[tuple], trains: bool = Tru
     """
     name = check.name
     if gradients_of(check.model) != before:
-        raise RequestError(f"{name}.loss has called backward(), which the run does. Return the loss without it.")
+        raise TaskError(f"{name}.loss has called backward(), which the run does. Return the loss without it.")
     if trains and not check.model.training:
         check.note(
             f"{name}.loss sets the model to eval mode, so that dropout and batch norm do not train. Remove that call"
@@ -280,14 +281,14 @@ def check_exchange(check: SanityCheck, outer: Any) -> None:
     """Raise RequestError if DDP could not reduce the gradients of the first batch. `outer` is from `_as_in_ddp`."""
     name = check.name
     if not outer.passes:
-        raise RequestError(
+        raise TaskError(
             f"{name}.loss has not called the `model` it is given, so that its gradients would not be reduced "
             "over the ranks. Call that one, not one stored in the task."
         )
     idle = [n for n, q in check.model.named_parameters() if q.requires_grad and q.grad is None]
     if idle and not check.config.distributed.find_unused_parameters:
         more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
-        raise RequestError(
+        raise TaskError(
             f"{name}.loss does not depend on {idle[0]}{more}, so that DDP would wait for a gradient. Set "
             "distributed.find_unused_parameters=true, or freeze them with requires_grad_(False)."
         )
@@ -297,14 +298,14 @@ def check_collated(task: Any, data: Any, samples: int) -> str | None:
     """Return a message if the batch `data` has fewer rows than `samples`; None if not. RequestError: no batch."""
     own = provides(task, "collate")
     if data is None:
-        raise RequestError(
+        raise TaskError(
             f"{type(task).__name__}.collate returned None. It has to return the batch: end it with `return`."
             if own
             else f"The samples of {type(task).__name__}.datasets are None. End `__getitem__` with `return`."
         )
     nested = [leaf for leaf in leaves_of(data) if getattr(leaf, "is_nested", False)]
     if any(str(leaf.layout) == "torch.strided" for leaf in nested):
-        raise RequestError(
+        raise TaskError(
             "The batch has a nested tensor of the layout torch.strided, which has no shape. Make it with "
             "layout=torch.jagged."
         )
@@ -346,11 +347,11 @@ def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> N
         return
     name = check.name
     if learned:
-        raise RequestError(
+        raise TaskError(
             f"{name}.on_epoch froze every parameter, so that epoch {epoch} would train nothing. Leave some "
             "trainable in each epoch."
         )
-    raise RequestError(f"{name}.model has no trainable parameter. Give it one, or call requires_grad_(True).")
+    raise TaskError(f"{name}.model has no trainable parameter. Give it one, or call requires_grad_(True).")
 
 
 @contextlib.contextmanager
@@ -400,7 +401,7 @@ def try_smallest(check: SanityCheck) -> None:
         q.grad = before
     number = float(value.detach())
     if not math.isfinite(number) and check.config.training.nan_policy == "stop":
-        raise RequestError(
+        raise TaskError(
             f"{check.name}.loss is {number} for a training batch of {few}: {plan.samples_per_epoch} samples in micro "
             f"batches of {plan.micro_batch_size}. Set another data.micro_batch_size."
         )
@@ -510,12 +511,12 @@ def check_numbers(task: Any, metrics: dict[str, tuple]) -> None:
         for what, value in zip(("sum", "count"), pair, strict=False):
             if is_number(value):
                 continue
-            raise RequestError(
+            raise TaskError(
                 f"{type(task).__name__}.metrics gave {name!r} with {named_form(value)} as its {what}. It has to be "
                 "{name: (sum over the batch's samples, count)}, two real numbers: add .sum() or .abs()."
             )
         if not float(pair[1]) >= 0:
-            raise RequestError(
+            raise TaskError(
                 f"{type(task).__name__}.metrics gave {name!r} with the count {float(pair[1]):g}. It has to be a number "
                 "from 0 up: the number of summed samples."
             )
@@ -531,7 +532,7 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
         return
     kind = type(outputs if wrong is None else wrong).__name__
     own = f"{type(task).__name__}.predict" if provides(task, "predict") else "The model"
-    raise RequestError(
+    raise TaskError(
         f"{own} returned {kind}, but {taker} takes a tensor [samples, …]. Write `predict(self, model, batch)` so that "
         "it returns the tensor alone, such as model(batch[0])[0]."
     )
@@ -549,11 +550,11 @@ def check_rows(task: Any, outputs: Any, batch: Any) -> None:
             continue
         own = "predict" if provides(task, "predict") else "loss (or its model)"
         if made is not None and made < samples and hasattr(values, "__len__") and len(values) == made:
-            raise RequestError(
+            raise TaskError(
                 f"{type(task).__name__}.collate made a batch of {made} from {samples} samples, so that there are "
                 f"{made} outputs. Each sample needs one: replace unreadable samples by zeros or NaN."
             )
-        raise RequestError(
+        raise TaskError(
             f"{type(task).__name__}.{own} gave {got} for a batch of {samples} samples. It has to give one output for "
             "each of them: [samples, …]."
         )
@@ -564,9 +565,9 @@ def check_finite_metrics(check: SanityCheck, data: Any) -> None:
     bad = {name: value for name, value in check.metrics.items() if not math.isfinite(value)}
     where = find_non_finite(data, "The first validation batch") if "val_loss" in bad else None
     if where and check.config.data.allow_nan:
-        raise RequestError(_nan_in_loss(check.task, where, bad["val_loss"]))
+        raise TaskError(_nan_in_loss(check.task, where, bad["val_loss"]))
     if where:
-        raise RequestError(f"{where}. {CLEAN}")
+        raise TaskError(f"{where}. {CLEAN}")
     for name, value in bad.items():
         check.note(
             f"{name} is {value} on the first validation batches. If it stays so, it cannot select the best checkpoint"
@@ -665,7 +666,7 @@ def _check_numbers_predicted(check: SanityCheck, outputs: Any) -> None:
     kinds = {str(getattr(leaf, "dtype", "")).removeprefix("torch.") for leaf in leaves_of(outputs)}
     complex_kind = next((kind for kind in kinds if kind.startswith("complex")), None)
     if complex_kind and check.execution.budget.predictions and not provides(check.task, "submission"):
-        raise RequestError(
+        raise TaskError(
             f"{name} returned {complex_kind}, and a table has columns of real numbers. Return .real, .abs(), or write "
             "`submission(predictions)`."
         )
@@ -812,11 +813,11 @@ def try_prediction(check: SanityCheck) -> str:
         broken = f"{type(error).__name__}: {error}. Mend `test_dataset`."
     broken = next(filter(None, context.gather(broken)), None)  # all ranks must take the same branch
     if broken and wanted:
-        raise RequestError(f"The test data for predictions after training cannot be created: {broken}")
+        raise TaskError(f"The test data for predictions after training cannot be created: {broken}")
     if broken:
         check.note(f"no time is reserved for test predictions, because there are no test data: {broken}")
     if dataset is None and wanted:
-        raise RequestError(_nothing_to_predict(task))
+        raise TaskError(_nothing_to_predict(task))
     if broken:
         return f"no test data: {broken}"
     if dataset is None:
@@ -915,7 +916,7 @@ def _cannot_load(task: Any, part: str, why: str) -> RequestError:
             "A newly created model must have all its buffers, with their final shapes: create them in "
             "`__init__`, or register them with persistent=False."
         )
-    return RequestError(f"{type(task).__name__}.{part} cannot load what it has saved: {why}. {mend}")
+    return TaskError(f"{type(task).__name__}.{part} cannot load what it has saved: {why}. {mend}")
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #06ceb84f
 @contextlib.contextmanager
@@ -1015,7 +1016,7 @@ def _check_predictions(check: SanityCheck, task: Any, model: Any) -> None:
     again = (relative_difference(before, _predicted(check, check.task, check.model)) for _ in range(3))
     if difference <= 10 * max(again):
         return  # random for the first model too
-    raise RequestError(
+    raise TaskError(
         f"{type(task).__name__} predicts differently with a new model that has the saved weights: outputs differ by "
         f"{difference:.2g} of the largest. They depend on state outside checkpoints: make it a parameter or buffer "
         "of the model, or draw it from the seed of the settings."
@@ -1117,20 +1118,20 @@ def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
     name = check.name
     for key, tensor in content.model.items():
         if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
-            raise RequestError(
+            raise TaskError(
                 f"{name}.model cannot be saved: {key} has the layout {layout}, and checkpoints contain dense tensors. "
                 "Keep its dense form (.to_dense()), or register it with persistent=False."
             )
     for part in ("optimizer", "scheduler"):
         if place := find_unsaveable(content.state[part], part):
-            raise RequestError(
+            raise TaskError(
                 f"{name}.{part} has a value that cannot be saved: {place}. Use numbers, texts, tensors, and "
                 "lists and mappings of them."
             )
     try:
         return check_room(check, rehearse(content), content)
     except CheckpointError as error:
-        raise RequestError(
+        raise TaskError(
             f"{name}.model cannot be saved: {error}. Let get_extra_state return plain values and tensors, convert a "
             "buffer (.float()), or register it with persistent=False."
         ) from None
@@ -1156,7 +1157,7 @@ def try_checkpoint(check: SanityCheck) -> str:
     except RequestError as error:
         problem = str(error)
     if problem := context.broadcast(problem) if check.sharded else problem:
-        raise RequestError(problem)
+        raise TaskError(problem)
     load_back(check, learner, content)
     return "; ".join(filter(None, (result, try_next_process(check, learner, content) if context.is_main else "")))
 
@@ -1179,13 +1180,19 @@ def try_part(check: SanityCheck, part: str) -> ContractResult:
     except Exception as error:
         if out_of_memory(error) or rank_lost(error):
             raise
-        scene = check.scene
+        scene, check.error = check.scene, error
         explanation = explain(
             error, Scene(scene.task, method_of(error, scene.task, scene.method), scene.doing, scene.batch, scene.model)
         )
         return ContractResult(part, time.monotonic() - began, error=explanation.error, mend=explanation.mend)
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #92d9232f
+def _blamed(check: SanityCheck, sentence: str) -> RequestError:
+    """Return the error of a failed part: a TaskError unless the settings are wrong."""
+    refused = isinstance(check.error, RequestError) and not isinstance(check.error, TaskError)
+    return (RequestError if refused or check.scene.of_settings else TaskError)(sentence)
+
+
 def try_contract(
     check: SanityCheck,
     parts: tuple[str, ...] = tuple(PARTS),
@@ -1211,7 +1218,7 @@ def try_contract(
             result = try_part(check, part)
             on_result(result)
             if result.error:
-                raise RequestError(result.sentence)
+                raise _blamed(check, result.sentence) from check.error
         check.learner = check.batch = check.predicted_batch = None  # to free their memory
         for optimizer, state in restores:
             optimizer.load_state_dict(state)

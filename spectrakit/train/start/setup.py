@@ -48,7 +48,7 @@ from ...runs.events import EventLog
 from ...runs.history import has_started
 from ...runs.run_dir import read_environment, update_environment
 from ...runs.trackers.registry import check_trackers
-from ...system.errors import RequestError, did_you_mean
+from ...system.errors import RequestError, TaskError, did_you_mean
 from ...task.checks.check_results import ContractResult
 from ...task.checks.error_diagnosis import Scene, explain, explained, method_of, out_of_memory
 from ...task.checks.undo import Arrived, GlobalState, TaskState
@@ -104,7 +104,7 @@ def _opened(given: Any, open_stream: Callable, config: Config, where: str, say: 
 def _of_fold(task: Any, config: Config, whole: Any, valid: Any, say: Callable[[str], None]) -> tuple[Any, Any]:
     f, train = config.folds, whole
     taught, wider = f.pseudo is not None or f.distill is not None, bool(f.columns)
-    with explained(task, "groups", "when the samples were divided"):
+    with explained(task, "groups", "when the samples were divided", always=True):
         if f.fold is not None:
             train, valid = hold_out(task, config, whole, say)
         elif f.file is not None and provides(task, "fold_rows"):
@@ -126,11 +126,11 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
     `say` is called with a message for each wrapped one (default: ignored).
     """
     where = f"{type(task).__name__}.datasets"
-    with explained(task, "datasets", "when it was called"):
+    with explained(task, "datasets", "when it was called", always=True):
         sets = call_datasets(task, config)
     if not isinstance(sets, (tuple, list)) or len(sets) != 2:
         several = isinstance(sets, (tuple, list))
-        raise RequestError(
+        raise TaskError(
             f"{where} returned {f'{len(sets)} objects' if several else type(sets).__name__}. It must return two data "
             f"sets: (train, valid).{' Test data come from `test_dataset(cfg)`.' if several and len(sets) == 3 else ''}"
         )
@@ -236,7 +236,7 @@ def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
             aside = workers and getattr(dataset, "most_workers", None) != 0
             fingerprints[name] = None if dataset is None else dataset_fingerprint(dataset, config.seed, aside)
         except RequestError as error:
-            raise RequestError(f"The {noun} data set has fewer samples than its length: {error}") from None
+            raise TaskError(f"The {noun} data set has fewer samples than its length: {error}") from None
     return fingerprints
 
 
@@ -411,7 +411,7 @@ def reported(part: str, scene: Scene, tell: Callable[[ContractResult], None]) ->
 def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
     """Raise RequestError if `valid` is empty, or `train` or `valid` have NaN unless `allow_nan`."""
     if valid is not None and dataset_length(valid, "validation") == 0:
-        raise RequestError("The validation data set has no samples. Return None instead for a run without validation.")
+        raise TaskError("The validation data set has no samples. Return None instead for a run without validation.")
     for dataset, name in ((train, "training"), (valid, "validation")):
         if not allow_nan:
             check_finite_dataset(dataset, name)

@@ -153,12 +153,12 @@ class Buttons:
         elif not checkpoint_file(self.run_dir).exists():
             _set(self.save, "Checkpoint now", step == 0)
 
-    def close(self) -> None:
-        """Remove the buttons."""
+    def close(self, afterwards: str = _AFTERWARDS) -> None:
+        """Remove the buttons; `afterwards` is the HTML in their place."""
         if self.box is None:
             return
         box, self.box = self.box, None
         if self._change:
-            self._change({"text/plain": "", "text/html": _AFTERWARDS})
+            self._change({"text/plain": "", "text/html": afterwards})
         for widget in (self.stop, self.save, box):
             widget.close()

@@ -6,16 +6,15 @@
 __all__ = ['failure_card', 'printed_by_rank', 'log_drawer', 'pictures_card']
 
 # %% ../../../nbs/65_view/09_cell/00_cards.ipynb #afb8c78b
+import contextlib
 import re
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from ...system.files import read_start
-from ...system.secret_masking import masked
 from ...system.tables import html_scrolled
 from ...system.units import format_duration
-from ...task.checks.failure_report import Failure, last_lines
+from ...task.checks.failure_report import Failure, last_lines, read_error
 from ..plots import VALID
 from ..run_state import plain_number
 from ..svg import escaped
@@ -38,6 +37,16 @@ def _folded(title: str, lines: Any) -> str:
     return f'<details>{summary}<pre style="{_CODE}">{text}</pre></details>' if text else ""
 
 
+_WHERE = re.compile(r"(?P<before> \(|; )[^();]*, line \d+(: .*)?\)(?=\.( [A-Z]|$))", re.S)
+
+
+def _sentence_and_mend(f: Failure) -> tuple[str, str]:
+    """Return the reason without the line that is shown below it, and its last sentence, the remedy."""
+    text = _WHERE.sub(lambda m: ")" * (m["before"] == "; "), f.reason) if f.code else f.reason
+    sentence, dot, mend = text.rpartition(". ")
+    return (f"{sentence}.", mend) if dot and mend[:1].isupper() else (text, "")
+
+
 def _numbered(f: Failure) -> list[str]:
     """Return the code around the user's own line, which is marked."""
     last = f.frame.line if f.frame else 0
@@ -45,22 +54,23 @@ def _numbered(f: Failure) -> list[str]:
 
 # %% ../../../nbs/65_view/09_cell/00_cards.ipynb #d1be6f17
 def failure_card(f: Failure) -> str:
-    """Return a failure as HTML: sentence, the user's own line, last printed lines; the traceback is folded."""
-    where = f"<div>in <b>{escaped(f.frame)}</b></div>" if f.frame else ""
+    """Return a failure as HTML: sentence, the user's own lines, remedy; traceback and printed lines are folded."""
+    sentence, mend = _sentence_and_mend(f)
+    where = f'<div style="margin-top:6px">in <b>{escaped(f.frame)}</b></div>' if f.frame else ""
     code = f'<pre style="{_CODE}">{_lines(_numbered(f))}</pre>' if f.code else ""
-    printed = f'<div>printed last</div><pre style="{_CODE}">{_lines(f.printed)}</pre>' if f.printed else ""
-    log = f"<div>all that was printed: <code>{escaped(f.log, 300)}</code></div>" if f.log else ""
+    remedy = f'<div style="margin-top:6px">{escaped(mend, 1000)}</div>' if mend else ""
+    details = [*f.traceback.splitlines(), *(["", "printed last:", *f.printed] if f.printed else [])]
+    details += [f"all that was printed: {f.log}"] if f.log and details else []
     return (
         f'<div role="group" aria-label="why the run failed" style="{_TEXT};margin:8px 0;'
         f'padding:6px 12px;border:1px solid {VALID};border-left-width:6px">'
-        f"<div><b>✗ failed</b> {escaped(f.reason, 1000)}</div>{where}{code}{printed}"
-        f"{_folded('traceback', f.traceback.splitlines())}{log}</div>"
+        f"<div><b>✗ failed</b> {escaped(sentence, 1000)}</div>{where}{code}{remedy}"
+        f"{_folded('traceback and output' if f.printed else 'traceback', details)}</div>"
     )
 
 # %% ../../../nbs/65_view/09_cell/00_cards.ipynb #0ec8e665
 _WARNINGS = ("warning", "deprecated")
 _RANKS = 8  # ranks shown
-_OWN = re.compile(r"rank \d+ of \d+: process \d+ on ")  # first line of each log
 
 
 def _is_warning(line: str) -> bool:
@@ -68,11 +78,11 @@ def _is_warning(line: str) -> bool:
 
 
 def _printed(log: Path, most: int) -> tuple[str, ...]:
-    """Return the last lines of a rank's log, without the first line of the kit and without the traceback."""
-    error, traceback = log.with_name(f"error-{log.stem}.txt"), ""
-    if error.is_file():
-        traceback = masked(read_start(error))
-    return tuple(line for line in last_lines(log, most, traceback) if not _OWN.match(line))
+    """Return the last lines of a rank's log, without the traceback."""
+    traceback = ""
+    with contextlib.suppress(OSError):
+        _, traceback = read_error(log.with_name(f"error-{log.stem}.txt"))
+    return last_lines(log, most, traceback)
 
 
 def printed_by_rank(run_dir: Path, most: int = 12) -> dict[int, tuple[str, ...]]:

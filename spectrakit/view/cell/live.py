@@ -26,7 +26,7 @@ from ...task.checks.failure_report import Failure, explain_failure
 from .buttons import Buttons
 from .cards import failure_card, log_drawer, pictures_card
 from .earlier_runs import Ghost, comparison
-from .frame import Announcer, FrameContext, body, header, page, phase, toggles
+from .frame import Announcer, FrameContext, body, has_values, header, page, phase, toggles
 from ..figures import start_phases
 from ..picture import few_colours, plot_curves
 from ..run_state import RunState, apply_event
@@ -56,6 +56,11 @@ class Screen:
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown: dict | None = None
+
+    def clear(self) -> None:
+        """Show nothing in its place."""
+        if self._handle is not None:
+            self.show("", text_html="")
 
     def show(self, text: str, **data: Any) -> None:
         """Show a bundle unless it is shown already; `text` is for viewers that show nothing else."""
@@ -278,10 +283,10 @@ def _draw_plots(view: LiveView) -> None:
 
 
 def _show_pictures(view: LiveView) -> None:
-    """Show the predictions, or a sentence in their place, so that nothing below moves."""
-    s, empty = view.state, ""
-    if view.options.pictures and s.status != "failed":  # a failure has its own card
-        empty = "no predictions were drawn" if s.status else "predictions of a few validation samples come here"
+    """Show the predictions, or until the end a sentence in their place, so that nothing below moves."""
+    s = view.state
+    wanted = view.options.pictures and not s.status
+    empty = "predictions of a few validation samples come here" if wanted else ""
     if s.pictures or empty or view._pictures._handle:
         running = not s.status and not view.detached
         view._pictures.show("", text_html=pictures_card(view.run_dir, s.pictures, empty, running))
@@ -332,9 +337,12 @@ def _close(view: LiveView) -> None:
     """Draw the final state."""
     for _ in range(2):
         _read_ghost(view)  # a short run ends before all of it was read
-    if view.writes and view.state.start:
+    if view.writes and (view.state.start or view.state.status == "failed"):
         _write_page(view, running=False)
     if not view.options.draws:
+        return
+    if not has_values(view.state) and not view.detached:
+        _close_without_values(view)
         return
     picture = None
     try:
@@ -351,6 +359,23 @@ def _close(view: LiveView) -> None:
         _announce(view, view.detached)
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #7894148f
+def _close_without_values(view: LiveView) -> None:
+    """Show how a run ended before it had values: a failure by its card alone, a refused request by nothing."""
+    state, failure = view.state, _failure(view)
+    text = f"{view.run_dir.name}: {phase(state, False)}" + f": {state.reason}" * bool(state.reason)
+    if state.status:
+        html = failure_card(failure) if failure else header(state, _context(view, False))
+        view._top.show(text, text_html=html)
+    else:
+        view._top.clear()
+    if view._buttons:
+        view._buttons.close("")
+    for screen in (view._boxes, view._below, view._pictures, view._drawer):
+        screen.clear()
+    if view._spoken._handle:
+        _announce(view, False)
+
+
 def _close_header(view: LiveView, curves: bool) -> None:
     """Draw the end in the header and remove the buttons; `curves`: whether boxes for curves follow."""
     state, failure = view.state, _failure(view)
