@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .schema import Config, get, step_limit, was_asked_for
-from ..system.errors import RequestError
+from ..system.errors import RequestError, TaskError
 
 # settings of the effective batch
 BATCH_SETTINGS = (
@@ -231,7 +231,7 @@ def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan
     missing, limit = _missing_processes(config, world_size), config.limits.max_train_batches
     limit = limit and limit * missing
     if samples == 0:
-        raise RequestError(
+        raise TaskError(
             "The training data set has no samples. Check the return value of the task's `datasets`, and "
             "limits.train_frac."
         )

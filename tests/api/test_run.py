@@ -220,10 +220,25 @@ def test_fit_prints_where_it_is_what_was_decided_and_how_it_ended(capsys):
     "name, words",
     [
         ("NoLoss", ("NoLoss", "`loss`")),
+        ("Stream", ("stream without a length", "data.samples_per_epoch")),
+    ],
+)
+def test_no_task_and_a_missing_setting_are_refused_before_training_and_leave_nothing(name, words):
+    fit(Line(), inline("trainer.max_steps=1"), show=False)
+    before = tree_hashes(Path("runs"))
+    with pytest.raises(RequestError) as caught:
+        fit(getattr(tasks, name)(), inline(), show=False)
+    said = str(caught.value)
+    assert all(word in said for word in words) and "\n" not in said, said
+    assert tree_hashes(Path("runs")) == before and len(list(Path("runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
         ("EmptyTraining", ("training data set has no samples", "datasets")),
         ("EmptyValidation", ("validation data set has no samples", "None")),
         ("OneDataset", ("OneDataset.datasets", "(train, valid)")),
-        ("Stream", ("stream without a length", "data.samples_per_epoch")),
         ("NotAModel", ("NotAModel.model returned str", "Module")),
         ("Frozen", ("no trainable parameter", "requires_grad_(True)")),
         ("NanTraining", ("training data[0]", "1 values that are not finite", "sample 11")),

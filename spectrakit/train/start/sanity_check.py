@@ -1187,9 +1187,10 @@ def try_part(check: SanityCheck, part: str) -> ContractResult:
         return ContractResult(part, time.monotonic() - began, error=explanation.error, mend=explanation.mend)
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #92d9232f
-def _blamed(check: SanityCheck, sentence: str) -> RequestError:
+def _blamed(check: SanityCheck, part: str, sentence: str) -> RequestError:
     """Return the error of a failed part: a TaskError unless the settings are wrong."""
     refused = isinstance(check.error, RequestError) and not isinstance(check.error, TaskError)
+    refused = refused and part not in ("evaluation", "prediction")  # they call the task alone
     return (RequestError if refused or check.scene.of_settings else TaskError)(sentence)
 
 
@@ -1218,7 +1219,7 @@ def try_contract(
             result = try_part(check, part)
             on_result(result)
             if result.error:
-                raise _blamed(check, result.sentence) from check.error
+                raise _blamed(check, part, result.sentence) from check.error
         check.learner = check.batch = check.predicted_batch = None  # to free their memory
         for optimizer, state in restores:
             optimizer.load_state_dict(state)
