@@ -146,5 +146,4 @@ def all_states() -> dict[str, Shown]:
         "out of time": over(ended("out_of_time", "the time is up: 0:21:00 are reserved", 500)),
         "completed": over(ended("completed", "all 600 optimizer steps done"), compared=told, earlier=earlier),
         "failed": over(ended("failed", why.reason, 300), why),
-        "failed at once": over(ended("failed", why.reason, 0), why),
     }
