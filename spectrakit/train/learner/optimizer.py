@@ -167,12 +167,12 @@ def check_sparse(model: Any, optimizer: Any, clips: bool = False) -> None:
         )
     if name == "SparseAdam" and owned - set(sparse):
         dense = next(key for key, q in model.named_parameters() if id(q) in owned - set(sparse))
-        raise RequestError(
+        raise TaskError(
             f"SparseAdam updates the weights of nn.Embedding(…, sparse=True) alone, and {dense} is another parameter. "
             "Use optimizer.name=adamw with sparse=False."
         )
     if name not in ("SparseAdam", "Adagrad", "SGD") and embedding is not None:
-        raise RequestError(
+        raise TaskError(
             f"{name} needs dense gradients, and {embedding or 'the model'} is an embedding with sparse=True. "
             "Use sparse=False there."
         )

@@ -1150,14 +1150,15 @@ def try_checkpoint(check: SanityCheck) -> str:
         check.at("loss", "in a second step", check.batch.data)
         with _uncompiled(check.model):
             _one_step(check, check.task, check.model, learner)  # after it, schedules have moved
-    content, result, problem = checkpoint_of(check, learner), "written by rank 0", None
+    content, result = checkpoint_of(check, learner), "written by rank 0"
+    problem: RequestError | None = None
     try:
         if context.is_main:
             result = _rehearsed(check, content)
     except RequestError as error:
-        problem = str(error)
+        problem = error
     if problem := context.broadcast(problem) if check.sharded else problem:
-        raise TaskError(problem)
+        raise problem
     load_back(check, learner, content)
     return "; ".join(filter(None, (result, try_next_process(check, learner, content) if context.is_main else "")))
 
@@ -1181,17 +1182,17 @@ def try_part(check: SanityCheck, part: str) -> ContractResult:
         if out_of_memory(error) or rank_lost(error):
             raise
         scene, check.error = check.scene, error
-        explanation = explain(
-            error, Scene(scene.task, method_of(error, scene.task, scene.method), scene.doing, scene.batch, scene.model)
-        )
+        method = method_of(error, scene.task, scene.method)
+        check.scene = Scene(scene.task, method, scene.doing, scene.batch, scene.model)
+        explanation = explain(error, check.scene)
         return ContractResult(part, time.monotonic() - began, error=explanation.error, mend=explanation.mend)
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #92d9232f
 def _blamed(check: SanityCheck, part: str, sentence: str) -> RequestError:
     """Return the error of a failed part: a TaskError unless the settings are wrong."""
-    refused = isinstance(check.error, RequestError) and not isinstance(check.error, TaskError)
-    refused = refused and part not in ("evaluation", "prediction")  # they call the task alone
-    return (RequestError if refused or check.scene.of_settings else TaskError)(sentence)
+    if isinstance(check.error, TaskError) or part in ("evaluation", "prediction"):  # these parts call the task alone
+        return TaskError(sentence)
+    return (RequestError if isinstance(check.error, RequestError) or check.scene.of_settings else TaskError)(sentence)
 
 
 def try_contract(
