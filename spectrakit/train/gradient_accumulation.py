@@ -17,7 +17,7 @@ from ..task.model_buffers import BuffersCopy
 from ..task.task_modules import with_held
 from .epochs import training_loss
 from .part import Part, methods
-from .state import TrainState, gpu_generator
+from .state import TrainState, gpu_generator, reads_at_once
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #ae63cd6e
 def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
@@ -37,7 +37,7 @@ def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
     grads = [q.grad for q in s.learner.owned if q.grad is not None]
     if grads:
         scale(grads, factor)
-    return factor.item() if torch.is_tensor(factor) and c.device.type == "cpu" else factor
+    return factor.item() if torch.is_tensor(factor) and reads_at_once(c) else factor
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #884e4d57
 def passes_of(s: TrainState) -> Callable[[MicroBatch], None]:
@@ -46,7 +46,7 @@ def passes_of(s: TrainState) -> Callable[[MicroBatch], None]:
 
     w, ranks, heartbeat, model = s.window, s.context.world_size, s.context.heartbeat, s.learner.model
     before, bad = methods(s.parts, "before_passes"), methods(s.parts, "at_bad_loss")
-    loss_of, on_host = s.context.in_precision(training_loss(s)), s.context.device.type == "cpu"
+    loss_of, on_host = s.context.in_precision(training_loss(s)), reads_at_once(s.context)
     backward = torch.Tensor.backward
     for wrap in methods(s.parts, "wrap_backward"):
         backward = wrap(backward)

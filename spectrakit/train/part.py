@@ -147,6 +147,12 @@ class Part:
     def before_update(self) -> None:
         """React before the update; no checkpoint is possible until the step boundary."""
 
+    def after_update(self) -> None:
+        """Work on the device after an update that is recorded; a replay repeats it."""
+
+    def after_replay(self) -> None:
+        """React to a replay; the step is not counted yet."""
+
     def after_step(self) -> None:
         """React after the optimizer step, which is counted already."""
 

@@ -6,8 +6,8 @@
 __all__ = ['EMPTY', 'Progress', 'Learner', 'names_in_groups', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record',
            'Requests', 'Goal', 'Window', 'TrainState', 'resulting_model', 'TwoSets', 'save_due', 'first_saves_s',
            'writer_of', 'average_plan', 'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'own_parts_of',
-           'step_sum', 'gpu_generator', 'state_at', 'left_out', 'submit_snapshot', 'save', 'finish_saving',
-           'finish_mirror']
+           'step_sum', 'reads_at_once', 'gpu_generator', 'state_at', 'left_out', 'submit_snapshot', 'save',
+           'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/50_train/02_state.ipynb #23a2fcf4
 import contextlib
@@ -428,6 +428,11 @@ def step_sum(s: TrainState, value: Any) -> Any:
     return s.context.reduce_in_worker(value) if s.window.alone else s.context.reduce_tensor(value)
 
 # %% ../../nbs/50_train/02_state.ipynb #c2e01f40
+def reads_at_once(context: RunContext) -> bool:
+    """Return whether reading a value on the device waits for nothing, as on a CPU."""
+    return context.device.type == "cpu"
+
+
 def gpu_generator(device: Any) -> Any:
     """Return the random generator of the training GPU; None on other devices."""
     if device.type != "cuda":

@@ -96,6 +96,11 @@ def _generator_state(thing: Any) -> _GeneratorState | None:
     return _GeneratorState((thing.get_state(),)) if kind.startswith("torch.") and kind.endswith(".Generator") else None
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #c7a7611d
+def _position(state: Any) -> str:
+    """Return a generator's state as text, to compare it with another."""
+    return str(state[0].tolist() if hasattr(state[0], "tolist") else state[0])
+
+
 def _parts(thing: Any) -> tuple[Any, list]:
     """Return (copy, parts to visit) of `thing`; the copy is None if it cannot be restored."""
     torch, numpy = (sys.modules.get(name) for name in ("torch", "numpy"))
@@ -198,6 +203,11 @@ class TaskState:
             vars(self.task).update(self.own)
         for kind, own in self.kinds:
             _set_class_attributes(kind, own)
+
+    def drawn(self) -> list[Any]:
+        """Return the random generators that were drawn from."""
+        states = [(thing, held) for _, thing, held in self.held.values() if isinstance(held, _GeneratorState)]
+        return [thing for thing, held in states if _position(_generator_state(thing)) != _position(held)]
 
     def changed(self) -> set[str]:
         """Return the names of attributes that are new or have changed."""

@@ -8,15 +8,25 @@ __all__ = ['WINDOWS', 'window_step', 'same', 'some_windows', 'changed_by_loss', 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #524e1dc7
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ...checkpoint.store import random_state
 from ...data.batch_forms import map_batch
 from ...data.loaders import MicroBatch, ResidentBatches, RowBatches
 from ...task.checks.undo import GlobalState, TaskState, undone
+from ...task.loss import as_loss
 from ...task.model_buffers import BuffersCopy
-from .cuda_graphs import WARM_UP, CapturedStep, CudaRecorder, choose_graphs, first_error
+from ...task.task import provides
+from spectrakit.train.cuda_graphs.cuda_graphs import (
+    WARM_UP,
+    CapturedStep,
+    CudaRecorder,
+    Recorder,
+    choose_graphs,
+    first_error,
+)
 from ..epochs import training_loss
 from ..gradient_accumulation import passes_of, update_of
 from ..learner.model import functions_of
@@ -27,18 +37,34 @@ from ..state import EMPTY, TrainState
 def window_step(s: TrainState) -> Callable[[Sequence[Any]], tuple]:
     """Return the function that trains on a window: micro batches of equal size → (loss, logs, (bad, left_out))."""
     passes, update, w, plan = passes_of(s), update_of(s, ()), s.window, s.data.plan
+    finish = methods(s.parts, "after_update")
 
     def step(parts: Sequence[Any]) -> tuple:
         count = plan.effective_batch_size
         vars(w).update(EMPTY, logs={})
         for place, data in enumerate(parts, 1):
             passes(MicroBatch(data, count // len(parts), count, place == len(parts)))
-        if w.weight is not None:
-            raise TypeError("a loss with a weight needs the weight of the whole window")
         update(MicroBatch(None, 0, count, True))
+        for act in finish:
+            act()
         return w.loss, w.logs, (w.bad, w.left_out)
 
     return step
+
+# %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #66423eeb
+def _held(s: TrainState) -> dict[str, Any]:
+    """Return the tensors that the task holds beside the model, by name."""
+    return {} if s.learner.held is None else s.learner.held.named()
+
+
+@contextlib.contextmanager
+def _tensors_kept(tensors: Iterable[Any]) -> Iterator[None]:
+    kept = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, before in kept:
+            tensor.copy_(before)
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #70ae676c
 def _copy_of(value: Any) -> Any:
@@ -96,51 +122,79 @@ def _state_after(s: TrainState) -> dict[str, Any]:
     state = [[_copy_of(v) for v in optimizer.state[q].values()] for q in s.learner.owned if q in optimizer.state]
     scale = s.context.scaler.get_scale() if s.context.scaler else None
     weights = {name: _copy_of(value) for name, value in {**model.state_dict(), **dict(model.named_buffers())}.items()}
-    return {"weights": weights, "state of the optimizer": state, "scale": scale, "random numbers": random_state()}
+    return {
+        "weights": weights,
+        "state of the optimizer": state,
+        "moving average": [_copy_of(tensor) for part in s.parts for tensor in part.tensors()],
+        "value of the task": {name: _copy_of(tensor) for name, tensor in _held(s).items()},
+        "scale": scale,
+        "random numbers": random_state(),
+    }
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #ab9039de
-def _plain_attributes(model: Any) -> list[dict[str, Any]]:
-    return [{k: v for k, v in vars(module).items() if type(v) in (bool, int, float, str)} for module in model.modules()]
+def _plain_attributes(modules: Iterable[Any]) -> list[dict[str, Any]]:
+    inner = [each for module in modules for each in module.modules()]
+    return [{k: v for k, v in vars(each).items() if type(v) in (bool, int, float, str)} for each in inner]
 
 
+def _on_device(of_task: TaskState) -> set[str]:
+    """Return the names of a task's tensors that are the same objects as before, as if changed in place alone."""
+    now, before = vars(of_task.task), of_task.own or {}
+    return {name for name, value in before.items() if hasattr(value, "detach") and now.get(name) is value}
+
+
+def _drawn_elsewhere(s: TrainState, before: dict[str, Any], of_task: TaskState) -> bool:
+    """Return whether random numbers were drawn since `before` that a replay would repeat: not on the device."""
+    now, device = random_state(), s.context.device
+    names = ["python", "numpy", *(["torch"] if device.type != "cpu" else [])]
+    own = [one for one in of_task.drawn() if getattr(one, "device", None) is None or one.device.type != device.type]
+    return bool(own) or any(not same(before[name], now[name]) for name in names)
+
+# %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #f7bd79a2
 def changed_by_loss(s: TrainState, loss_of: Callable[[Any, Any], Any], data: Any) -> str:
-    """Return a description of a change by `loss_of` on a micro batch `data` besides gradients and buffers, such as a
-    counter; "" for none.
+    """Return a description of a change by the passes of `loss_of` on a micro batch `data` besides gradients and
+    buffers, such as a counter; "" for none.
     """
-    model, task = s.context.unwrap(s.learner.model), s.task
+    model, task, data = s.context.unwrap(s.learner.model), s.task, map_batch(_copy_of, data)
     own = [value for value in vars(task).values() if inspect.isfunction(value)]
-    with undone(task, model):
+    modules = [model, *(s.learner.held.modules.values() if s.learner.held else ())]
+    with undone(task, model), _tensors_kept(_held(s).values()):
         s.learner.model.train()
         of_task, of_modules = TaskState(task), GlobalState([*functions_of(task), *own], type(task).__mro__)
-        attributes, buffers = _plain_attributes(model), BuffersCopy(model, most_bytes=0)
-        loss_of(s.learner.model, data)
-        if names := of_task.changed():
+        attributes, buffers, drawn = _plain_attributes(modules), BuffersCopy(model, most_bytes=0), random_state()
+        as_loss(loss_of(s.learner.model, data)).value.backward()
+        if _drawn_elsewhere(s, drawn, of_task):
+            return "the loss draws random numbers that are not torch's on the device"
+        if names := of_task.changed() - _on_device(of_task):
             return f"the loss changes {min(names)!r} of the task"
         if of_modules.changed():
             return "the loss changes a value outside the task"
         if buffers.replaced():
             return "the model replaces a buffer's tensor in each pass"
-        return "" if _plain_attributes(model) == attributes else "the model changes an attribute in each pass"
+        return "" if _plain_attributes(modules) == attributes else "the model changes an attribute in each pass"
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #8670e241
 def _trial(
     s: TrainState, windows: Sequence[Sequence[Any]], train: Callable[[int, Sequence[Any]], Any]
 ) -> dict[str, Any]:
-    """Train on windows, undo it, and return the results. `train`: (number of the window, its parts) → loss."""
-    with undone(s.task, s.context.unwrap(s.learner.model)), _optimizer_kept(s):
+    """Train on windows, undo it, and return the results. `train`: (number of the window, its parts) → (loss, logs)."""
+    moved = [*_held(s).values(), *(tensor for part in s.parts for tensor in part.tensors())]
+    with undone(s.task, s.context.unwrap(s.learner.model)), _optimizer_kept(s), _tensors_kept(moved):
         s.learner.model.train()
         s.call("begin")
-        losses = []
+        losses, logs = [], []
         for number, parts in enumerate(windows):
             for group, base in zip(s.learner.optimizer.param_groups, s.learner.base_lrs, strict=True):
                 group["lr"] = base * (1 - 0.1 * number)
-            losses.append(_copy_of(train(number, parts)))
+            loss, logged = train(number, parts)
+            losses.append(_copy_of(loss))
+            logs.append({name: tuple(map(_copy_of, pair)) for name, pair in logged.items()})
             if s.window.buffers is not None:
                 s.window.buffers.renew()
-        return {"loss": losses, **_state_after(s)}
+        return {"loss": losses, "logged value": logs, **_state_after(s)}
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #93f89fe0
-def replay_problem(s: TrainState, step: Callable, recorder: Any) -> str:
+def replay_problem(s: TrainState, step: Callable, recorder: Recorder) -> str:
     """Return the reason against replaying steps; "" if three replays are bit-identical to plain steps.
 
     `step` comes from `window_step`; `recorder` records and replays. The train state stays as it is.
@@ -152,11 +206,11 @@ def replay_problem(s: TrainState, step: Callable, recorder: Any) -> str:
         if number < WARM_UP:
             with recorder.warming_up():
                 captured.seen += 1
-                return step(parts)[0]
+                return step(parts)[:2]
         for place, data in enumerate(parts, 1):
             if not captured.takes(MicroBatch(data, 0, count, place == len(parts))):
                 raise RuntimeError(captured.error.partition(": ")[2])
-        return captured.replay()[0]
+        return captured.replay()[:2]
 
     with undone(s.task, s.context.unwrap(s.learner.model)):
         windows = some_windows(s)
@@ -165,7 +219,7 @@ def replay_problem(s: TrainState, step: Callable, recorder: Any) -> str:
     if changed := changed_by_loss(s, s.context.in_precision(training_loss(s)), windows[0][0]):
         return changed
     try:
-        plain, replayed = _trial(s, windows, lambda number, parts: step(parts)[0]), _trial(s, windows, replay)
+        plain, replayed = _trial(s, windows, lambda number, parts: step(parts)[:2]), _trial(s, windows, replay)
     except Exception as error:
         s.learner.optimizer.zero_grad()
         return first_error(error)
@@ -173,12 +227,37 @@ def replay_problem(s: TrainState, step: Callable, recorder: Any) -> str:
     return f"replayed steps gave another {differ[0]}" if differ else ""
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #d0887c2e
+_MOST_BYTES = 2**28  # of tensors that a task holds, which the comparison copies
+
+
+def _runs_hooks(optimizer: Any) -> bool:
+    own = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
+    params = [q for group in optimizer.param_groups for q in group["params"]]
+    return any(own) or any(q._backward_hooks or q._post_accumulate_grad_hooks for q in params)
+
+
+def _obstacle(s: TrainState) -> str:
+    """Return the reason why this learner's steps cannot be recorded, or ""."""
+    optimizer, in_memory = s.learner.optimizer, isinstance(s.data.train, (ResidentBatches, RowBatches))
+    if not _kept_on_device(optimizer):
+        return "the optimizer is not one of torch's fused ones"
+    if _runs_hooks(optimizer):
+        return "a hook of the optimizer or of a parameter would run once"
+    if sum(tensor.nbytes for tensor in _held(s).values()) > _MOST_BYTES:
+        return "the task holds large modules or tensors beside the model"
+    if s.config.trainer.cuda_graphs == "auto" and not in_memory:
+        return "samples come from a loader"
+    return ""
+
+
+def _generators(s: TrainState) -> list[Any]:
+    """Return the torch generators on the device that the task holds."""
+    found = [thing for thing in vars(s.task).values() if hasattr(thing, "graphsafe_get_state")]
+    return [thing for thing in found if thing.device.type == s.context.device.type]
+
+
 def _kept_on_device(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("torch.optim") and all(g.get("fused") for g in optimizer.param_groups)
-
-
-def _is_plain_loss(module: Any) -> bool:
-    return type(module).__module__ == "torch.nn.modules.loss"
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #a1c9cc20
 class CudaGraphs(Part):
@@ -201,10 +280,13 @@ class CudaGraphs(Part):
         captures, why = self._choose()
         if captures:
             step, recorder = window_step(s), CudaRecorder(s.context.device)
+            recorder.generators = _generators(s)
             if difference := replay_problem(s, step, recorder):
                 why = f"no CUDA graphs: {difference}"
             else:
-                self.captured = CapturedStep(step, s.learner.optimizer.param_groups, s.data.plan, recorder)
+                objection = partial(changed_by_loss, s, s.context.in_precision(training_loss(s)))
+                groups = s.learner.optimizer.param_groups
+                self.captured = CapturedStep(step, groups, s.data.plan, recorder, objection)
         if why:
             s.context.reasons["cuda_graphs"] = why
 
@@ -212,25 +294,25 @@ class CudaGraphs(Part):
         s, learner = self.s, self.s.learner
         parameters, steps = sum(q.numel() for q in learner.params), s.schedule.total_steps - s.progress.step
         captures, why = choose_graphs(s.config, s.context, s.data.plan, parameters, steps, s.task)
-        if captures and not _kept_on_device(learner.optimizer):
-            return False, "no CUDA graphs: the optimizer is not one of torch's fused ones"
-        changing = [] if learner.held is None else [m for m in learner.held.modules.values() if not _is_plain_loss(m)]
-        if captures and changing:
-            return False, "no CUDA graphs: the task holds modules beside the model"
-        in_memory = isinstance(s.data.train, (ResidentBatches, RowBatches))
-        if captures and s.config.trainer.cuda_graphs == "auto" and not in_memory:
-            return False, "no CUDA graphs: samples come from a loader"
-        return captures, why
+        obstacle = _obstacle(s) if captures else ""
+        return (False, f"no CUDA graphs: {obstacle}") if obstacle else (captures, why)
 
     def begin(self) -> None:
         if self.captured is not None:
             self.captured.forget()
 
+    def at_epoch(self) -> bool:
+        """Record again after the task's `on_epoch`, which may freeze parameters or change values."""
+        if provides(self.s.task, "on_epoch"):
+            self.begin()
+        return False
+
     def wrap_window(self, passes: Callable[[Any], None], update: Callable[[Any], None]) -> tuple[Callable, Callable]:
         """Return functions that copy the micro batches of a recorded window, and replay it."""
         if self.captured is None:
             return passes, update
-        w, beat, before = self.s.window, self.s.context.heartbeat, methods(self.s.parts, "before_update")
+        w, beat = self.s.window, self.s.context.heartbeat
+        before, finish = methods(self.s.parts, "before_update"), methods(self.s.parts, "after_replay")
 
         def keep(batch: Any) -> None:
             if self.captured is not None and self.captured.takes(batch):
@@ -246,6 +328,8 @@ class CudaGraphs(Part):
             for act in before:
                 act()
             w.loss, w.logs, (w.bad, w.left_out) = self.captured.replay()
+            for act in finish:
+                act()
             return None
 
         return keep, replay

@@ -14,7 +14,7 @@ from typing import Any
 from ...distributed.fsdp import like
 from ...task.model_buffers import Place, is_dense, places_of
 from ..part import Part
-from ..state import TrainState, own_parts_of
+from ..state import TrainState, own_parts_of, reads_at_once
 
 # %% ../../../nbs/50_train/11_parts/05_ema.ipynb #f791a7b6
 def ema_stays(decay: float, step: int, after: int | None = None) -> float:
@@ -26,7 +26,7 @@ def ema_stays(decay: float, step: int, after: int | None = None) -> float:
     return math.prod(min(decay, (1 + n) / (10 + n)) for n in range(first, step + 1))
 
 
-def update_ema(ema: list, params: list, stays: float, left_out: Any = None) -> None:
+def update_ema(ema: list, params: list, stays: float, left_out: Any = None, moves: Any = None) -> None:
     """Move the averages towards the weights, in place.
 
     Args:
@@ -34,16 +34,17 @@ def update_ema(ema: list, params: list, stays: float, left_out: Any = None) -> N
         params: weights, in the same order
         stays: kept share of the average, 0 to 1
         left_out: fp16 skipped this update, so averages stay; may be a tensor on the GPU (default: False)
+        moves: 1 - `stays` as a number or tensor, which makes each update the same operations (default: a CPU's way)
     """
     import torch
 
     ema, params = own_parts_of(ema), own_parts_of([p.detach() for p in params])
-    if not torch.is_tensor(left_out):
+    if moves is None and not torch.is_tensor(left_out):
         if not left_out:
             torch._foreach_lerp_(ema, params, 1 - stays)
         return
-    change = torch._foreach_sub(params, ema)
-    torch._foreach_mul_(change, (1 - stays) * (~left_out).float())
+    change, moves = torch._foreach_sub(params, ema), 1 - stays if moves is None else moves
+    torch._foreach_mul_(change, moves * (~left_out).float() if torch.is_tensor(left_out) else moves)
     torch._foreach_add_(ema, change)
 
 # %% ../../../nbs/50_train/11_parts/05_ema.ipynb #0917a48d
@@ -61,12 +62,15 @@ class Ema(Part):
     """Moving averages of the weights.
 
     `averages` has the order of `tensors_now`, `buffers` are the averaged buffers, `thawed` parameters unfrozen later,
-    by name, `step` the last update.
+    by name, `step` the last update, `replayed` the last one in a replay, `moves` the share
+    that recorded updates read.
     """
 
     s: TrainState
     name = "ema"
     swaps_in_place = False
+    moves: Any = None
+    replayed = -1
 
     def __init__(self, s: TrainState):
         super().__init__(s)
@@ -108,11 +112,28 @@ class Ema(Part):
         return False
 
     def _move(self, stays: float, left_out: Any = None) -> None:
-        update_ema(self.averages, self.tensors_now(), stays, left_out)
+        moves = None if reads_at_once(self.s.context) else 1 - stays
+        update_ema(self.averages, self.tensors_now(), stays, left_out, moves)
         self.step = self.s.progress.step
 
+    def before_update(self) -> None:
+        if self.moves is not None:
+            self.moves.fill_(1 - ema_stays(self.decay, self.s.progress.step + 1))
+
+    def after_update(self) -> None:
+        if reads_at_once(self.s.context):
+            return
+        if self.moves is None:
+            self.moves = self.averages[0].new_empty(())
+            self.before_update()
+        update_ema(self.averages, self.tensors_now(), 0.0, self.s.window.left_out, self.moves)
+
+    def after_replay(self) -> None:
+        if self.moves is not None:
+            self.step = self.replayed = self.s.progress.step + 1
+
     def after_step(self) -> None:
-        if not self.s.window.apart:
+        if not (self.s.window.apart or self.replayed == self.s.progress.step):
             self._move(ema_stays(self.decay, self.s.progress.step), self.s.window.left_out)
 
     def after_common(self) -> None:

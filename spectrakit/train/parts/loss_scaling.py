@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..part import End, Logged, Part, methods
-from ..state import TrainState, log_once
+from ..state import TrainState, log_once, reads_at_once
 
 # %% ../../../nbs/50_train/11_parts/03_loss_scaling.ipynb #8231eb9e
 IDLE_STEPS = 50  # without an update, until the run fails
@@ -52,7 +52,7 @@ class LossScaling(Part):
     def wrap_step(self, step: Callable[[], Any]) -> Callable[[], Any]:
         def scaled() -> None:
             left_out = self.s.context.scaled_step(self.s.learner.optimizer)
-            self.s.window.left_out = bool(left_out) if self.s.context.device.type == "cpu" else left_out
+            self.s.window.left_out = bool(left_out) if reads_at_once(self.s.context) else left_out
 
         return scaled
 

@@ -19,7 +19,7 @@ from ...system.errors import RequestError
 from ...task.model_buffers import BuffersCopy, restore_buffers, restore_where
 from ..part import Boundary, End, Logged, Part, Rewind
 from ..start.restore import restore_state
-from ..state import TrainState, log_once, own_parts_of, step_sum, writer_of
+from ..state import TrainState, log_once, own_parts_of, reads_at_once, step_sum, writer_of
 from ..time_plan import start_interval
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #23a2fc04
@@ -85,7 +85,7 @@ class NanGuard(Part):
         import torch
 
         s, loss = self.s, self.s.window.loss
-        on_host = s.context.device.type == "cpu"
+        on_host = reads_at_once(s.context)
         # the scaler handles overflows of scaled gradients
         owned = s.learner.owned if s.context.scaler is None else []
         grads = own_parts_of([q.grad for q in owned if q.grad is not None])
