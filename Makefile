@@ -6,11 +6,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-<<<<<<< HEAD
-.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench docs notebooks readme picture gallery lock wheel release clean
-=======
-.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench bench-gpu notebooks readme picture gallery lock wheel release clean
->>>>>>> ee4b6edd ([train] captured steps hold moving average, weighted losses and on_epoch; recorded operations test them)
+.PHONY: help demo test test-fast test-all mutants faults hostile kaggle-sim platforms bench bench-gpu docs notebooks readme picture gallery lock wheel release clean
 
 # Packages lying on these paths would stand in front of the locked ones.
 unexport PYTHONPATH PYTHONHOME
@@ -68,14 +64,12 @@ hostile: $(VENV)/.installed  ## open, resume, predict with and report what stran
 bench: $(VENV)/.installed  ## measure ourselves beside others, and write bench/results.md; BENCH="loop data" runs only these
 	@$(RUN) bench/page.py $(BENCH)
 
-<<<<<<< HEAD
 docs: $(VENV)/.installed  ## build the documentation site from pages, notebooks and docstrings into build/docs; a broken link is an error
 	@$(RUN) -m sphinx --quiet --fail-on-warning --keep-going -j auto -c docs . build/docs
 	@echo "build/docs/docs/index.html"
-=======
+
 bench-gpu: $(VENV)/.installed  ## check captured steps and measure steps on one GPU in 8 minutes; writes bench/gpu.json
 	@$(RUN) bench/gpu.py $(BENCH)
->>>>>>> ee4b6edd ([train] captured steps hold moving average, weighted losses and on_epoch; recorded operations test them)
 
 notebooks: $(VENV)/.installed  ## execute all notebooks and keep their outputs
 	@$(RUN) tools/notebooks.py run

@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -169,11 +168,20 @@ def kit(*words: str) -> Callable[[Work, str, int], None]:
     def train(work: Work, device: str, epochs: int) -> None:
         import spectrakit as sk
 
-        task = sk.Task.of(work.model(), work.dataset(), None, lambda model, batch: work.loss(model, *batch))
+        class Made(sk.Task):
+            def datasets(self, cfg: Any) -> tuple:
+                return work.dataset(), None
+
+            def model(self, cfg: Any) -> nn.Module:
+                return work.model()
+
+            def loss(self, model: nn.Module, batch: Any) -> Any:
+                return work.loss(model, *batch)
+
         given = kit_words(
             device, "trainer.precision=bf16", f"data.micro_batch_size={work.batch}", f"trainer.max_epochs={epochs}"
         )
-        sk.fit(task, sk.compose(*given, *words), show=False).raise_for_status()
+        sk.fit(Made(), sk.compose(*given, *words), show=False).raise_for_status()
 
     return train
 
@@ -392,7 +400,6 @@ def checked(name: str, words: tuple[str, ...], device: str) -> dict[str, Any]:
 def one(part: str, options: argparse.Namespace) -> dict[str, Any]:
     "The row of `part` in this process, in a folder of its own."
     kind, _, name = part.partition(":")
-    warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         if kind == "check":
             return checked(name, CHECKS[name], options.device)

@@ -69,12 +69,9 @@ class Recorder(Protocol):
 
 # %% ../../../nbs/50_train/12_cuda_graphs/00_cuda_graphs.ipynb #449c2033
 class CudaRecorder:
-    """Recorder of GPU operations. Warm-up and recording share one stream, as CUDA requires.
+    """Recorder of GPU operations. Warm-up and recording share one stream, as CUDA requires."""
 
-    `generators` are random generators on the device besides torch's own: a replay draws from them anew.
-    """
-
-    generators: Sequence[Any] = ()
+    generators: Sequence[Any] = ()  # of the task, on the device: a replay draws from them anew
 
     def __init__(self, device: Any) -> None:
         import torch

@@ -15,7 +15,7 @@ from typing import Any
 from ...checkpoint.store import random_state
 from ...data.batch_forms import map_batch
 from ...data.loaders import MicroBatch, ResidentBatches, RowBatches
-from ...task.checks.undo import GlobalState, TaskState, undone
+from ...task.checks.undo import GlobalState, TaskState, drawn_from, undone
 from ...task.loss import as_loss
 from ...task.model_buffers import BuffersCopy
 from ...task.task import provides
@@ -74,10 +74,12 @@ def _copy_of(value: Any) -> Any:
 @contextlib.contextmanager
 def _optimizer_kept(s: TrainState) -> Iterator[None]:
     optimizer, scaler = s.learner.optimizer, s.context.scaler
+    moved = [*_held(s).values(), *(tensor for part in s.parts for tensor in part.tensors())]
     state = {q: {key: _copy_of(value) for key, value in kept.items()} for q, kept in optimizer.state.items()}
     rates, scale = [group["lr"] for group in optimizer.param_groups], scaler.state_dict() if scaler else None
     try:
-        yield
+        with _tensors_kept(moved):
+            yield
     finally:
         optimizer.state.clear()
         optimizer.state.update(state)
@@ -147,7 +149,7 @@ def _drawn_elsewhere(s: TrainState, before: dict[str, Any], of_task: TaskState) 
     """Return whether random numbers were drawn since `before` that a replay would repeat: not on the device."""
     now, device = random_state(), s.context.device
     names = ["python", "numpy", *(["torch"] if device.type != "cpu" else [])]
-    own = [one for one in of_task.drawn() if getattr(one, "device", None) is None or one.device.type != device.type]
+    own = [one for one in drawn_from(of_task) if getattr(one, "device", None) is None or one.device.type != device.type]
     return bool(own) or any(not same(before[name], now[name]) for name in names)
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #f7bd79a2
@@ -178,8 +180,7 @@ def _trial(
     s: TrainState, windows: Sequence[Sequence[Any]], train: Callable[[int, Sequence[Any]], Any]
 ) -> dict[str, Any]:
     """Train on windows, undo it, and return the results. `train`: (number of the window, its parts) → (loss, logs)."""
-    moved = [*_held(s).values(), *(tensor for part in s.parts for tensor in part.tensors())]
-    with undone(s.task, s.context.unwrap(s.learner.model)), _optimizer_kept(s), _tensors_kept(moved):
+    with undone(s.task, s.context.unwrap(s.learner.model)), _optimizer_kept(s):
         s.learner.model.train()
         s.call("begin")
         losses, logs = [], []
