@@ -31,7 +31,7 @@ from spectrakit.tasks.ariel.layout import (
     package,
     wavelengths,
 )
-from .transit import Orbit, blocked_light, transit_loss
+from .transit import Orbit, blocked_light, transit_loss, within_bins
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #e081dfe5
 @dataclass(frozen=True)
@@ -106,12 +106,13 @@ def true_light(planet: Planet, sensor: Sensor, pairs: int) -> np.ndarray:
         channel = np.array([0])
     else:
         channel = CHANNELS - 1 - np.clip(np.arange(sensor.columns) - sensor.columns_kept.start, 0, CHANNELS - 2)
-    z = planet.orbit.distance(pair_times(pairs))
+    moments = min(5, sensor.frames // 2 // pairs) or 1  # of a pair that stands for many
+    z = planet.orbit.distance(within_bins(pair_times(pairs), moments))
     out, k = np.ones((pairs, len(channel))), np.sqrt(planet.depth[channel])
-    for rows in np.array_split(np.arange(pairs), max(1, pairs // 256)):
+    for rows in np.array_split(np.arange(pairs), max(1, pairs * moments // 256)):
         if (z[rows] < 1 + k.max()).any():
-            blocked = blocked_light(z[rows, None], k)
-            out[rows] = 1 - transit_loss(blocked, planet.u1[channel], planet.u2[channel])
+            blocked = blocked_light(z[rows][..., None], k)
+            out[rows] = 1 - transit_loss(blocked, planet.u1[channel], planet.u2[channel]).mean(axis=1)
     return out
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #a522d83e
