@@ -223,7 +223,7 @@ class Exposures:
     spikes: int = 0
     saturated: int = 0
 
-
+# %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #1698bc2e
 @dataclass
 class _Summing:
     """Sums of the polynomials of one visit. `signs` weigh the reads of a bin, in one column for equal polynomials."""
@@ -236,6 +236,7 @@ class _Summing:
     def __post_init__(self) -> None:
         self.per = self.frames // 2 // self.bins
         first, second = self.both
+        self.weights: tuple[np.ndarray, ...]
         if self.steps.dark_first:
             self.weights, signs = (-first, second), np.eye(2)
         else:
@@ -258,7 +259,7 @@ class _Summing:
         out.saturated += int(saturated.sum())
         out.binned[part] = sums
 
-
+# %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #6478d431
 def calibrate(
     read: Callable[[int, int], np.ndarray],
     detector: dict[str, np.ndarray],

@@ -77,7 +77,7 @@ def transit_edges(white: np.ndarray) -> tuple[int, int]:
         raise RequestError("The white light has no fall that is followed by a rise.")
     return fall, rise
 
-
+# %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #58ddfb7c
 def box_estimate(curves: LightCurves) -> Estimate:
     """Return depths of a box with a polynomial drift, the mean of the visits. No limb darkening."""
     found = []
@@ -113,7 +113,7 @@ def read_orbits(layout: Layout, split: str) -> dict[str, Orbit]:
         if np.isfinite([period, sma, tilt]).all() and period > 0 and sma > 1
     }
 
-
+# %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #af5829da
 _PRIOR = np.array([[0.3, 0.25], [0.15, 0.15]])  # mean and deviation of u1 and u2
 
 
@@ -166,7 +166,7 @@ def _channel_losses(white: _White, x: np.ndarray) -> np.ndarray:
     airs = transit_loss(blocked_light(z, abs(x[5]), 20)[..., None], u1 * weaker, u2 * weaker).mean(axis=1)
     return np.concatenate([white.losses(x)[:, :1], airs], axis=1)
 
-
+# %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #c2cfa000
 def physics_estimate(curves: LightCurves, orbit: Orbit | None = None) -> Estimate:
     """Return depths of a limb-darkened transit with a polynomial drift, the mean of the visits.
 

@@ -184,7 +184,7 @@ def read_adc(layout: Layout, split: str) -> dict[tuple[str, str], Adc]:
         for s in SENSORS
     }
 
-
+# %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #53a7ead6
 @dataclass(frozen=True)
 class Job:
     """Planet to read: where, how, and with which gain and offset."""
@@ -262,7 +262,7 @@ def workers_for(planets: int, cores: int | None = None, free_gib: float | None =
     free = free_gib if free_gib is not None else psutil.virtual_memory().available / 2**30
     return max(1, min(cores or allowed, planets, int(free / GIB_PER_WORKER)))
 
-
+# %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #5c451543
 def _file_sizes(job: Job) -> list[int]:
     """Return the sizes of a planet's signal files, by which a cache belongs to its data."""
     paths = [job.layout.signal(job.split, job.planet, sensor, visit) for sensor in SENSORS for visit in (0, 1)]
@@ -324,7 +324,7 @@ def _results(jobs: list[Job], folder: Path, workers: int) -> Iterator[tuple[Job,
     for job in list(left.values()):
         yield job, *_read_and_keep(job, folder)
 
-
+# %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #f74accd2
 def light_curves(
     layout: Layout,
     split: str,
