@@ -4,16 +4,18 @@ read, nothing clipped, nothing on top of another, one height from start to end.
 
 import io
 import sys
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from frames import Shown, all_states, state_of
+from frames import NOW, Shown, all_states, state_of
 from matplotlib.image import imread
 
 from lab import LOOK, PICTURES
 from spectrakit.train.parts.pictures import as_pngs
 from spectrakit.view.cell.cards import pictures_card
-from spectrakit.view.cell.frame import FrameContext, page
+from spectrakit.view.cell.frame import FrameContext, header, page, toggles
 from spectrakit.view.run_state import RunState, apply_event
 
 pytestmark = [
@@ -97,6 +99,22 @@ def test_the_first_line_is_one_or_stands_in_columns(every_state, states, width, 
     lines = opened.evaluate(LINES)
     assert {len(line) for line in lines} == {texts} and len(lines) == len(states) * 4 // texts
     assert all(max(places) - min(places) <= 2 for places in zip(*lines, strict=True)), lines[:4]
+
+
+@pytest.mark.parametrize(("name", "goes_on"), [("running", True), ("completed", False), ("failed", False)])
+def test_a_frame_says_its_time_and_a_live_one_when_nothing_draws_it(browser, states, name, goes_on):
+    run = states[name]
+    context = replace(run.context, now=NOW, page="runs/my%20run/dashboard.html")
+    opened = browser.new_page()
+    opened.set_content(header(run.state, context) + toggles(run.state))
+    moment = time.strftime("%H:%M:%S", time.localtime(NOW))
+    assert opened.get_by_text(f"{'as of' if goes_on else 'last event at'} {moment}").is_visible()
+    assert opened.locator("a").get_attribute("href") == "runs/my%20run/dashboard.html"
+    stale = opened.get_by_text("not drawn since")
+    assert stale.count() == goes_on and not any(text.is_visible() for text in stale.all())
+    opened.evaluate("() => document.getAnimations().forEach(animation => animation.finish())")  # 30 s later
+    assert all(text.is_visible() for text in stale.all())
+    opened.close()
 
 
 def test_what_is_too_long_is_cut_and_told_whole_where_one_points_at_it(browser):

@@ -9,6 +9,7 @@ __all__ = ['phase', 'has_values', 'FrameContext', 'run_class', 'header', 'Announ
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #4a8d8a06
 import hashlib
 import math
+import time
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ class FrameContext:
     waited_s: float | None = None  # seconds since the user began to wait; None: as `now_t`
     earlier: RunState | None = None  # best earlier run of the same task
     compared: str = ""  # sentence of comparison with that run
+    page: str = ""  # address of dashboard.html; '' if there is none
 
 
 def run_class(s: RunState) -> str:
@@ -177,15 +179,33 @@ def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
     more = f" (and {len(asking) - 1} more)" if len(asking) > 1 else ""
     return escaped(f"⚠ {asking[0].reason}: {asking[0].remedy}{more}", 130)
 
+# %% ../../../nbs/65_view/09_cell/01_frame.ipynb #b235b49d
+_STALE_S = 30  # a live frame is drawn every second
+
+
+def _as_of(s: RunState, context: FrameContext) -> str:
+    """Return the time of this frame, and the page that follows the run; a frame that stays for 30 s says so itself."""
+    if context.now is None:
+        return ""
+    moment = time.strftime("%H:%M:%S", time.localtime(context.now))
+    link = f' · <a href="{escaped(context.page, 500)}" target="_blank">dashboard.html</a>' if context.page else ""
+    told = f"last event at {moment}"
+    if context.running and not s.status:
+        place = f"grid-area:1/1;animation:sk-{{}} 0s {_STALE_S}s forwards"
+        now = f'<span style="{place.format("gone")}">as of {moment}</span>'
+        stale = f'<b style="{place.format("stale")};visibility:hidden">not drawn since {moment}</b>'
+        told = f'<span style="display:inline-grid">{now}{stale}</span>'
+    return f'<div style="font-size:11px;{_ONE_LINE}">{told}{link}</div>'
+
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #f3488c18
 def header(s: RunState, context: FrameContext) -> str:
     """Return status, bars, headline and advice as HTML, of constant height."""
     found = tiles(s, context.now_t, context.now, context.running)
+    seen = _as_of(s, context)
     advice = _room([_advice(s, found), escaped(context.compared or details(s), 160)], (100, 130))
     return (  # only `Announcer` is a live region
         f'<div role="group" aria-label="how the run stands" style="{_FONT}">{_status_line(s, context)}'
-        f"{_bars(s, context.now_t)}"
-        f"{_headline(found)}{advice}</div>"
+        f"{_bars(s, context.now_t)}{_headline(found)}{advice}{seen}</div>"
     )
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #ff335c2c
@@ -334,6 +354,7 @@ def style_of(s: RunState) -> str:
             f"{y}{neither_z} {own} g.a.y{shown}",
             f"@media print{{{own} .w{{height:auto!important;overflow:visible!important}}",
             f"{own} tr{{break-inside:avoid}}}}",
+            "@keyframes sk-stale{to{visibility:visible}}@keyframes sk-gone{to{visibility:hidden}}",
             f"{raw} {own} g.smooth{{display:none}}{raw} {own} g.raw{{stroke-opacity:1}}",
         )
     )

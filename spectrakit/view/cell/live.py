@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ...runs.events import is_event, log_file
 from ...runs.history import follow
@@ -250,7 +251,17 @@ def _context(view: LiveView, running: bool = True) -> FrameContext:
         with contextlib.suppress(OSError):
             now = log_file(view.run_dir).stat().st_mtime  # time of the last event
     compared = comparison(view.state, ghost, view.run_dir) if ghost else ""
-    return FrameContext(view.now_t, now, running, waited_s, ghost.state if ghost else None, compared)
+    earlier = ghost.state if ghost else None
+    return FrameContext(view.now_t, now, running, waited_s, earlier, compared, _page_address(view.run_dir))
+
+
+def _page_address(run_dir: Path) -> str:
+    """Return the address of dashboard.html, as the notebook's folder sees it; '' if there is none below it."""
+    try:
+        file = Path(os.path.relpath(run_dir / "dashboard.html"))
+    except (OSError, ValueError):
+        return ""  # the notebook's folder is gone, or on another drive
+    return quote(file.as_posix()) if file.is_file() and ".." not in file.parts else ""
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #9c598801
 def _draw_header(view: LiveView) -> None:
