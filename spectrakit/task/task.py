@@ -148,7 +148,7 @@ class Task:
     def on_epoch(self, model: Any, moment: Moment) -> None:
         """Change the model with time, such as freezing parts of it.
 
-        Called before the first batch of each epoch, and again if a run is resumed within one.
+        Called before the first batch of each epoch; a resumed run calls it for the epochs that had begun.
 
         Args:
             model: The module that `model` returned, in train mode.

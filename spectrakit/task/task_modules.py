@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['is_own_module', 'is_own', 'Held', 'held_by', 'TaskModules', 'move_held', 'with_held', 'held_in_eval_mode',
            'join_optimizer', 'note_idle', 'learning', 'shared_tensors', 'note_tensors', 'state_of_held', 'load_held',
-           'share_held', 'exchange_held', 'begin_again', 'note_end']
+           'generator_states', 'load_generator_states', 'share_held', 'exchange_held', 'begin_again', 'note_end']
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a61e383f
 import contextlib
 import dis
 import functools
 import inspect
+import random
 import sys
 import sysconfig
 import weakref
@@ -41,10 +42,19 @@ def is_own(kind: Any) -> bool:
     return is_own_module(kind.__module__)
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #217ab30b
-def _is_trainable_object(thing: Any) -> bool:
+def _has_state(thing: Any) -> bool:
     import torch
 
-    return isinstance(thing, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer))
+    return isinstance(thing, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)) or _is_generator(thing)
+
+
+def _is_generator(thing: Any) -> bool:
+    """Check whether an object draws random numbers: Python's Random, or a generator of NumPy or torch."""
+    import numpy
+    import torch
+
+    kinds = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return isinstance(thing, kinds) or (isinstance(thing, random.Random) and hasattr(thing, "gauss_next"))
 
 
 def _globals_of(code: Any) -> set[str]:
@@ -67,7 +77,7 @@ def _read_by(function: Any) -> Iterator[tuple[Any, Any]]:
             continue
     for name in sorted(_globals_of(inner.__code__) & inner.__globals__.keys()):
         thing = inner.__globals__[name]
-        if inspect.isfunction(thing) or (_is_trainable_object(thing) and not hasattr(thing, "layout")):
+        if inspect.isfunction(thing) or (_has_state(thing) and not hasattr(thing, "layout")):
             yield name, thing
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #96b24452
@@ -107,7 +117,7 @@ def _vars_of(task: Any) -> list[tuple[str, Any]]:
 
 
 def held_by(task: Any) -> Iterator[Held]:
-    """Yield the modules, tensors and optimizers that `task` holds, each once, with the path that leads to it."""
+    """Yield the modules, tensors, optimizers and random generators that `task` holds, each once, with its path."""
     seen = {id(task)}
     todo = deque(("", task, key, part) for key, part in (*_vars_of(task), *_parts(task)))
     while todo and len(seen) < _MOST_THINGS:
@@ -116,7 +126,7 @@ def held_by(task: Any) -> Iterator[Held]:
             continue
         seen.add(id(thing))
         name = f"{prefix}{key}"
-        if _is_trainable_object(thing):
+        if _has_state(thing):
             yield Held(name, owner, key, thing)
         else:
             todo += [(f"{name}.", thing, inner, part) for inner, part in _parts(thing)]
@@ -174,6 +184,7 @@ class TaskModules:
         self.modules = {name: module for name, module in modules.items() if self.inside(module)}
         self.tensors = {held.name: held for held in found if isinstance(held.thing, torch.Tensor)}
         self.optimizers = {held.name: held.thing for held in found if isinstance(held.thing, torch.optim.Optimizer)}
+        self.generators = {held.name: held.thing for held in found if _is_generator(held.thing)}
 
     def inside(self, module: Any) -> dict[str, Any]:
         """Return a module's tensors by name, without those of the model."""
@@ -332,6 +343,47 @@ def load_held(held: TaskModules, state: dict[str, Any]) -> list[str]:
         elif isinstance(tensor, torch.nn.Parameter) or not _replace_tensor(held, name, value.clone()):
             missing.append(name)
     return missing
+
+# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb71
+def _state_of_generator(each: Any) -> Any:
+    if isinstance(each, random.Random):
+        return each.getstate()
+    if hasattr(each, "get_state"):
+        return each.get_state() if hasattr(each, "manual_seed") else each.get_state(legacy=False)  # torch's, or NumPy's
+    return getattr(each, "bit_generator", each).state
+
+
+def _plain(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _plain(value) for name, value in state.items()}
+    return state.tolist() if type(state).__module__ == "numpy" else state
+
+
+def _with_arrays(plain: Any, like: Any) -> Any:
+    import numpy
+
+    if isinstance(like, dict):
+        return {name: _with_arrays(plain[name], value) for name, value in like.items()}
+    return numpy.array(plain, like.dtype) if isinstance(like, numpy.ndarray) else plain
+
+
+def generator_states(held: TaskModules) -> dict[str, Any]:
+    """Return the states of the task's random generators by name, as tensors and plain values."""
+    return {name: _plain(_state_of_generator(each)) for name, each in held.generators.items()}
+
+
+def load_generator_states(held: TaskModules, states: dict[str, Any]) -> None:
+    """Restore the result of `generator_states`; other generators are unchanged."""
+    for name, each in held.generators.items():
+        if name not in states:
+            continue
+        state = _with_arrays(states[name], _state_of_generator(each))
+        if isinstance(each, random.Random):
+            each.setstate((state[0], tuple(state[1]), state[2]))
+        elif hasattr(each, "set_state"):
+            each.set_state(state)
+        else:
+            getattr(each, "bit_generator", each).state = state
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #fccb6f10
 def share_held(held: TaskModules, context: Any) -> None:

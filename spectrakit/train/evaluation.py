@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['predict_batch', 'predict_views', 'score_batch', 'to_host', 'HostCopy', 'on_host', 'named', 'Metrics', 'averages',
-           'Kept', 'leaving_no_trace', 'evaluate', 'forward_passes', 'sanity_check_limit_s', 'first_evaluation',
-           'test_dataset_of', 'test_data', 'predictions_s', 'evaluation_asked', 'evaluation_due', 'same_buffers',
-           'record_result', 'run_evaluation']
+           'Kept', 'keeping_random_states', 'leaving_no_trace', 'evaluate', 'forward_passes', 'sanity_check_limit_s',
+           'first_evaluation', 'test_dataset_of', 'test_data', 'predictions_s', 'evaluation_asked', 'evaluation_due',
+           'same_buffers', 'record_result', 'run_evaluation']
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #b5d62039
 import contextlib
@@ -381,7 +381,8 @@ def _on_all_samples(
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #7435f853
 @contextlib.contextmanager
-def _keeping_random_states() -> Iterator[None]:
+def keeping_random_states() -> Iterator[None]:
+    """Restore the random states at the end of this block."""
     import torch
 
     before = [(generator, generator.state()) for generator in global_generators().values()]
@@ -402,7 +403,7 @@ def leaving_no_trace(task: Any, model: Any) -> Iterator[Evaluated]:
     import torch
 
     # no inference_mode: its tensors could not be used in training
-    with in_eval_mode(with_held(task, model)) as evaluated, _keeping_random_states(), torch.no_grad():
+    with in_eval_mode(with_held(task, model)) as evaluated, keeping_random_states(), torch.no_grad():
         yield evaluated
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #5e0c4a12

@@ -14,10 +14,10 @@ from ..data.loaders import MicroBatch
 from ..distributed.fsdp import scale
 from ..task.loss import add_logs, as_loss, whole_window, window_part
 from ..task.model_buffers import BuffersCopy
-from ..task.task_modules import with_held
+from ..task.task_modules import generator_states, with_held
 from .epochs import training_loss
 from .part import Part, methods
-from .state import TrainState, gpu_generator, reads_at_once
+from .state import TrainState, gpu_generator, random_states, reads_at_once
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #ae63cd6e
 def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
@@ -130,11 +130,8 @@ class StepBoundary(Part):
         s.window.undoable = True
 
     def after_step(self) -> None:
-        import torch
-
-        draws = self.draws
-        here = None if draws is None else (draws.initial_seed(), draws.get_offset())
-        self.s.window.rng_state = torch.default_generator.get_state(), here
+        held = self.s.learner.held
+        self.s.window.rng_state = random_states(self.draws), generator_states(held) if held is not None else {}
 
     def after_boundary(self) -> None:
         """Copy the buffers, which an evaluation or an exchange may have changed."""

@@ -35,13 +35,13 @@ class Boundary:
     Args:
         flags: Actions agreed by all ranks: a sum of STOP, TIME, SAVE, … of `distributed.hang_detector`.
         last: Whether it follows the run's last step.
-        improved: Whether the evaluation gave the best result so far.
+        improved: Whether the evaluation gave the best result so far; None without an evaluation.
         broken: Whether the mean of the ranks' weights is not finite.
     """
 
     flags: int = 0
     last: bool = False
-    improved: bool = False
+    improved: bool | None = None
     broken: bool = False
 
 
@@ -238,6 +238,9 @@ class Part:
         return []
 
     # --- state ------------------------------------------------------------------------------------------------------
+
+    def before_load(self, progress: dict[str, Any]) -> None:
+        """React before the weights of a checkpoint with the counters `progress` are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that all ranks share."""

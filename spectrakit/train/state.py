@@ -6,8 +6,8 @@
 __all__ = ['EMPTY', 'Progress', 'Learner', 'names_in_groups', 'Data', 'Schedule', 'never', 'Execution', 'Interval', 'Record',
            'Requests', 'Goal', 'Window', 'TrainState', 'resulting_model', 'TwoSets', 'save_due', 'first_saves_s',
            'writer_of', 'average_plan', 'checkpoints_at_once', 'save_due_by_clock', 'log_once', 'own_parts_of',
-           'step_sum', 'reads_at_once', 'gpu_generator', 'state_at', 'left_out', 'submit_snapshot', 'save',
-           'finish_saving', 'finish_mirror']
+           'step_sum', 'reads_at_once', 'gpu_generator', 'random_states', 'restore_random_states',
+           'rewind_random_states', 'left_out', 'submit_snapshot', 'save', 'finish_saving', 'finish_mirror']
 
 # %% ../../nbs/50_train/02_state.ipynb #23a2fcf4
 import contextlib
@@ -27,13 +27,14 @@ from ..checkpoint.store import CheckpointContent, random_state
 from ..checkpoint.throttle import ADVANCE_S
 from ..config.effective_batch import BatchPlan
 from ..config.schema import Config
+from ..data.samples import global_generators
 from ..distributed.context import RunContext
 from ..distributed.fsdp import load_whole_optimizer, whole
 from ..distributed.hang_detector import Pace
 from ..runs.events import EventLog, log_file
 from ..system.units import parse_bytes
 from ..task.task import provides
-from ..task.task_modules import TaskModules, state_of_held
+from ..task.task_modules import TaskModules, generator_states, load_generator_states, state_of_held
 from .learner.optimizer import has_two_sets, ownership, resulting_weights
 from .part import Part, Parts, methods, within
 from ..watchdog.time_budget import Budget, kill_at
@@ -214,8 +215,7 @@ class Window:
     shown: bool = True  # whether there are weights to evaluate
     undoable: bool = False  # whether only gradients, buffers and random numbers changed since the boundary
     buffers: Any = None  # BuffersCopy of the last step boundary
-    # torch's random state at the last boundary: (CPU state, (seed, offset) of the GPU or None); None within a step
-    rng_state: tuple | None = None
+    rng_state: tuple | None = None  # states of generators at the last boundary; None within an update
 
 
 # initial values of a window; `logs` is a new dict
@@ -442,24 +442,34 @@ def gpu_generator(device: Any) -> Any:
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def state_at(generator: Any, position: tuple[int, int]) -> Any:
-    """Return the state of a GPU's `generator` at `position` (seed, offset), leaving the generator unchanged."""
-    before = generator.get_state()
-    generator.manual_seed(position[0])
-    generator.set_offset(position[1])
-    state = generator.get_state()
-    generator.set_state(before)
-    return state
+def random_states(gpu: Any) -> tuple[list, tuple[int, int] | None]:
+    """Return the states of Python's, NumPy's and torch's generators, and (seed, offset) of the generator `gpu`."""
+    place = None if gpu is None else (gpu.initial_seed(), gpu.get_offset())
+    return [one.state() for one in global_generators().values()], place
+
+
+def restore_random_states(states: tuple[list, tuple[int, int] | None], gpu: Any) -> None:
+    """Restore the result of `random_states`."""
+    for one, state in zip(global_generators().values(), states[0], strict=True):
+        one.restore(state)
+    if states[1] is not None:
+        gpu.manual_seed(states[1][0])
+        gpu.set_offset(states[1][1])
 
 # %% ../../nbs/50_train/02_state.ipynb #54b25101
-def _boundary_random_state(s: TrainState) -> dict:
-    state = random_state()
+def rewind_random_states(s: TrainState) -> None:
+    """Restore the random states of the last step boundary, unless they are unknown."""
     if s.window.rng_state is None:
-        return state
-    state["torch"], here = s.window.rng_state
-    if here is not None and state["cuda"]:
-        state["cuda"][s.context.device.index or 0] = state_at(gpu_generator(s.context.device), here)
-    return state
+        return
+    states, of_task = s.window.rng_state
+    restore_random_states(states, gpu_generator(s.context.device))
+    if of_task and s.learner.held is not None:
+        load_generator_states(s.learner.held, of_task)
+
+
+def _boundary_random_state(s: TrainState) -> dict:
+    rewind_random_states(s)
+    return random_state()
 
 # %% ../../nbs/50_train/02_state.ipynb #1f19c986
 def left_out(s: TrainState) -> frozenset[str]:
@@ -519,6 +529,8 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
     if s.record.interval.logs and not alone:
         interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
     own = {**_boundary_random_state(s), "interval": interval, "parts": s.rank_state_dict()}
+    if s.learner.held is not None:
+        own["task_draws"] = generator_states(s.learner.held)
     if s.learner.held is not None and s.context.world_size > 1:  # tensors may differ between ranks
         kept = state_of_held(s.learner.held)
         own["task"] = {n: t.clone() for n, t in kept.items() if ":" not in n and not t.requires_grad}

@@ -47,6 +47,10 @@ class Saving(Part):
 
     s: TrainState
 
+    def catch_up(self, b: Boundary) -> None:
+        if b.improved is not None:
+            save_wanted(self.s, b.improved, b.improved)
+
     def next_due(self) -> float:
         every = self.s.config.checkpoint.every_n_steps if self.s.config.checkpoint.enabled else None
         return (self.s.progress.step // every + 1) * every if every else float("inf")
@@ -60,6 +64,6 @@ class Saving(Part):
         asked = due or bool(b.flags & (SAVE | SAVE_NOW))
         if asked and s.context.is_main and s.config.checkpoint.enabled:
             writer_of(s).release_best()
-        save_wanted(s, asked or b.improved, b.improved, due, b.last or bool(b.flags & SAVE_NOW))
+        save_wanted(s, asked or bool(b.improved), bool(b.improved), due, b.last or bool(b.flags & SAVE_NOW))
         if b.flags & SAVE_NOW:
             confirm_requested_save(s)

@@ -97,15 +97,16 @@ class LossScaling(Part):
 
     def state_dict(self) -> dict[str, Any]:
         self.count()
-        return {"scaler": self.scaler.state_dict(), "overflows": self.overflows}
+        counts = {"overflows": self.overflows, "unreported": self.unreported, "idle": self.idle}
+        return {"scaler": self.scaler.state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.overflows = state.get("overflows", 0)
+        vars(self).update({name: state.get(name, 0) for name in ("overflows", "unreported", "idle")})
         if state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
 
     def rank_state_dict(self) -> dict[str, Any]:
-        return {"scaler": self.scaler.state_dict(), "overflows": self.overflows}
+        return self.state_dict()
 
     def load_rank_state_dict(self, state: dict[str, Any] | None, notes: list[str]) -> None:
         if state is not None:

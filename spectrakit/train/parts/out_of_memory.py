@@ -36,7 +36,7 @@ from ...task.model_buffers import restore_buffers
 from ..epochs import training_loss
 from ..learner.model import save_activations
 from ..part import End, Logged, Part
-from ..state import TrainState, gpu_generator, log_once
+from ..state import TrainState, log_once, rewind_random_states
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #adc24811
 _LOOK_S = 1.0  # between two checks of the allocator
@@ -46,8 +46,9 @@ _SMALL = 2**20  # maximum bytes of a copied buffer outside checkpoints
 class OutOfMemory(Part):
     """Repetition of a step whose passes ran out of device memory: `training.oom_recovery`.
 
-    `fits` is the micro batch that fitted, by device; `tries` counts started steps with repetitions, equally on all
-    ranks; `asks` says whether ranks agree before gradients are exchanged.
+    `fits` is the micro batch that fitted, by device; `recomputed` are devices with gradient checkpointing; `tries`
+    counts started steps with repetitions, equally on all ranks; `asks` says whether ranks agree before gradients are
+    exchanged.
     """
 
     s: TrainState
@@ -60,9 +61,12 @@ class OutOfMemory(Part):
         self.fits: dict[str, int] = {}
         self.tries = self.retries = 0
         self.looked_at = -math.inf  # monotonic time of the last check
-        self.recomputed = False
+        self.recomputed: list[str] = []
 
     def set_up(self) -> None:
+        if (device := device_name(self.s.context.device)) in self.recomputed:
+            self.recomputed.remove(device)
+            _recomputes_now(self)
         begin_with_what_fits(self)
 
     @classmethod
@@ -80,10 +84,11 @@ class OutOfMemory(Part):
         return None if lost is None else partial(train_smaller, self, lost)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"fits": self.fits}
+        return {"fits": self.fits, "recomputed": self.recomputed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.fits = dict(state.get("fits", {}))
+        self.fits = {**state.get("fits", {}), **self.fits}  # a rewind does not enlarge the memory
+        self.recomputed += [device for device in state.get("recomputed", []) if device not in self.recomputed]
 
 
 class OutOfMemoryOfRanks(OutOfMemory):
@@ -151,12 +156,7 @@ def undo_step(s: TrainState) -> None:
     s.learner.optimizer.zero_grad()
     for q in s.learner.unowned:
         q.grad = None
-    state, position = s.window.rng_state or (torch.get_rng_state(), None)
-    torch.set_rng_state(state)
-    if position is not None:
-        generator = gpu_generator(s.context.device)
-        generator.manual_seed(position[0])
-        generator.set_offset(position[1])
+    rewind_random_states(s)
     restore_buffers(s.window.buffers)
     gc.collect()  # an error and its frames may form a cycle
     if s.context.device.type == "cuda":
@@ -354,14 +354,16 @@ def begin_with_what_fits(m: "OutOfMemory") -> None:
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #3abbf331
 def _recomputes_now(m: "OutOfMemory") -> bool:
     s = m.s
-    if s.config.training.gradient_checkpointing or s.config.trainer.compile or m.recomputed:
+    if s.config.training.gradient_checkpointing or s.config.trainer.compile:
+        return False
+    if (device := device_name(s.context.device)) in m.recomputed:
         return False
     try:
         save_activations(s.context.unwrap(s.learner.model), True)
     except RequestError:
         return False  # the model has no blocks
     s.call("passes_changed", "gradient checkpointing was switched on")
-    m.recomputed = True
+    m.recomputed.append(device)
     return True
 
 

@@ -9,7 +9,6 @@ __all__ = ['SHORT_S', 'evaluate_now', 'Evaluation']
 from ...config.effective_batch import next_fraction
 from ...distributed.hang_detector import HURRY, STOP
 from ...system.units import parse_duration
-from ..epochs import begin_epoch
 from ..evaluation import evaluation_asked, evaluation_due, run_evaluation
 from ..part import Boundary, Ending, Part
 from ..state import TrainState, save
@@ -33,12 +32,8 @@ class Evaluation(Part):
     s: TrainState
 
     def catch_up(self, b: Boundary) -> None:
-        s = self.s
-        if s.progress.step == 0 or not evaluation_due(s) or not time_for(s, "eval"):
-            return
-        if s.progress.window:
-            begin_epoch(s)  # in an epoch `on_epoch` may set data and modes
-        b.improved = evaluate_now(s)
+        if self.s.progress.step > 0 and evaluation_due(self.s) and time_for(self.s, "eval"):
+            b.improved = evaluate_now(self.s)
 
     def next_due(self) -> float:
         """Return the step of the next evaluation by count; the end of an epoch is a boundary anyway."""
@@ -57,7 +52,8 @@ class Evaluation(Part):
             hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))
         if not s.window.shown:
             s.progress.eval_held = s.progress.eval_held or evaluation_asked(s)
-        b.improved = evaluate_now(s) if evaluation_due(s) and time_for(s, "eval") else False
+        if evaluation_due(s) and time_for(s, "eval"):
+            b.improved = evaluate_now(s)
         b.flags |= s.requests.evaluation_stopped_by
         if s.requests.evaluation_stopped_by & HURRY:
             hurry(s.budget, parse_duration(s.config.watchdog.after_sigterm))

@@ -31,8 +31,7 @@ from ...runs.resume_compatibility import is_allowed
 from ...runs.run_dir import read_environment
 from ...system.errors import RequestError
 from ...system.files import write_atomic
-from ...task.task_modules import load_held
-from ..epochs import repeat_epochs
+from ...task.task_modules import load_generator_states, load_held
 from ..learner.seeding import seed_everything
 from ..part import Part
 from ..state import TrainState, names_in_groups
@@ -294,7 +293,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
             "a new run: resume.source=null."
         )
     kept = _find_base(s, path, weights, notes)
-    repeat_epochs(s, state["progress"]["epoch"])
+    s.call("before_load", state["progress"])
     try:
         load_whole_model(s.context.unwrap(s.learner.model), weights, kept=kept)
     except RuntimeError as error:
@@ -403,6 +402,7 @@ def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
     s.load_rank_state_dict(None if rank_state is None else rank_state["parts"], notes)
     if s.learner.held is not None and rank_state is not None:
         load_held(s.learner.held, rank_state.get("task", {}))
+        load_generator_states(s.learner.held, rank_state.get("task_draws", {}))
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
     same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]
