@@ -4,22 +4,23 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'QUIET', 'BEGINNING', 'STOP', 'TIME', 'SAVE', 'FAILED', 'HURRY', 'SAVE_NOW', 'LOG', 'READ', 'LOOK_S',
-           'try_lock', 'SharedPage', 'remove_stale_pages', 'create_page', 'Heartbeat', 'report_connected', 'raise_flag',
-           'request', 'requested', 'stop_file', 'checkpoint_file', 'requested_by_files', 'watched_requests', 'announce',
-           'agreed', 'clear_agreement', 'ranks_without_memory', 'set_deadline', 'get_deadline', 'warm_up', 'Pace',
-           'RankStates', 'Stuck', 'HangLimits', 'HangDetector']
+           'try_lock', 'SharedPage', 'page_file', 'read_step', 'remove_stale_pages', 'create_page', 'Heartbeat',
+           'report_connected', 'raise_flag', 'request', 'requested', 'stop_file', 'checkpoint_file',
+           'requested_by_files', 'watched_requests', 'announce', 'agreed', 'clear_agreement', 'ranks_without_memory',
+           'set_deadline', 'get_deadline', 'warm_up', 'Pace', 'RankStates', 'Stuck', 'HangLimits', 'HangDetector']
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fcf4
 import contextlib
 import mmap
 import os
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..system.files import Lookout, storage_problem, temporary_folder
+from ..system.files import Lookout, open_regular, storage_problem, temporary_folder
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #b41e6be0
 PHASES = (
@@ -98,6 +99,24 @@ class SharedPage:
         """Unmap the page."""
         self.cells.release()
         self._map.close()
+
+
+def page_file(run_dir: Path) -> Path:
+    """Return the file that names the page of a run while it trains."""
+    return run_dir / "logs" / "page"
+
+
+def read_step(page: Path | str) -> int:
+    """Return the last optimizer step of the first rank on the page at this path; -1 before training or without one."""
+    name, place = Path(page).name, (_HEAD + _STEP) * 8
+    if not name.startswith("spectrakit-page-"):
+        return -1  # another file
+    try:
+        with open_regular(page) as file:
+            data = file.read(place + 8)
+    except OSError:
+        return -1
+    return int.from_bytes(data[place:], sys.byteorder, signed=True) if len(data) == place + 8 else -1
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fc02
 def remove_stale_pages(folder: str | Path, older_s: float = 60.0) -> list[str]:

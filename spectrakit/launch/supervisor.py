@@ -27,6 +27,7 @@ from spectrakit.distributed.hang_detector import (
     SharedPage,
     create_page,
     get_deadline,
+    page_file,
     request,
     set_deadline,
     stop_file,
@@ -36,6 +37,7 @@ from .exit_diagnosis import AttemptResult, Evidence, Observed, diagnose
 from .job import Job
 from .log_relay import LogRelay
 from ..runs.history import log_size
+from ..system.files import write_atomic
 from ..system.hardware import killed_for_memory, memory_kills
 from ..system.secret_masking import mask_files
 from ..system.signals import family_of, kill_group, kill_tree, sigint_blocked
@@ -342,10 +344,14 @@ def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
 
 @contextlib.contextmanager
 def _shared(page: SharedPage, attempt: Attempt) -> Iterator[None]:
+    with contextlib.suppress(OSError):
+        write_atomic(page_file(attempt.job.run_dir), str(page.path))  # for the views
     try:
         yield
     finally:
         page.close()
+        with contextlib.suppress(OSError):
+            page_file(attempt.job.run_dir).unlink()
         with contextlib.suppress(OSError):
             assert page.path is not None  # shared with the processes
             page.path.unlink()

@@ -4,15 +4,19 @@
 
 # %% auto #0
 __all__ = ['MOST_METRICS', 'Curve', 'drop_after', 'drawn_points', 'smoothed', 'last_fifths', 'estimate_left_s', 'number',
-           'epoch_text', 'plain_number', 'RunState', 'apply_event']
+           'epoch_text', 'plain_number', 'RunState', 'apply_event', 'StepReader']
 
 # %% ../../nbs/65_view/01_run_state.ipynb #3f55d706
 import math
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeGuard
 
+from ..distributed.hang_detector import page_file, read_step
 from ..forecast.run_forecast import span
 from ..runs.events import SCHEMA
+from ..system.files import read_start
 from ..system.units import format_bytes, format_duration, format_memory
 from .plots import smoothing_weight
 from ..watchdog.time_budget import Cost
@@ -253,24 +257,30 @@ def _apply_restart(s: RunState, e: dict) -> None:
     s.messages.append((s.t, "; ".join([f"continues from optimizer step {step}", *map(str, notes[:5])])))
 
 # %% ../../nbs/65_view/01_run_state.ipynb #bd72cc81
-def _apply_step(s: RunState, e: dict) -> None:
-    s.step = _whole(e.get("step"), s.step)
-    if plain_number(e.get("epoch")):
-        s.epoch = e["epoch"]
+def _note_pace(s: RunState) -> None:
+    """Note the time of the current step."""
     if s.pace_from is None:
         s.pace_from = (s.step, s.t)
     s.paces.append((s.step, s.t))
     if len(s.paces) > _PACES:
         del s.paces[1:-1:2]
-    s.loss.add(s.step, e.get("loss"))
-    s.lr.add(s.step, e.get("lr"))
+
+
+def _apply_step(s: RunState, e: dict) -> None:
+    step = _whole(e.get("step"), s.step)
+    if plain_number(e.get("epoch")) and step >= s.step:  # `StepReader` may be ahead of the log
+        s.epoch = e["epoch"]
+    s.step = max(s.step, step)
+    _note_pace(s)
+    s.loss.add(step, e.get("loss"))
+    s.lr.add(step, e.get("lr"))
     rates = e["lrs"] if isinstance(e.get("lrs"), dict) else {}
     s.lrs = {str(name): rate for name, rate in list(rates.items())[:MOST_METRICS] if plain_number(rate)}
-    s.speed.add(s.step, e.get("samples_per_s"))
+    s.speed.add(step, e.get("samples_per_s"))
     for name, value in e.items():
         kept = name in s.logged or len(s.logged) < MOST_METRICS
         if name.startswith("train_") and kept and plain_number(value):
-            s.logged.setdefault(name, Curve()).add(s.step, value)
+            s.logged.setdefault(name, Curve()).add(step, value)
     s.ranks = [rank for rank in _listed(e.get("ranks"))[:64] if isinstance(rank, dict)]
     s.gpu_gib = e["gpu_gib"] if plain_number(e.get("gpu_gib")) else None
 
@@ -369,3 +379,34 @@ def apply_event(state: RunState, event: Any) -> None:
         _APPLY.get(event["type"], _apply_other)(state, event)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         return  # a log of another version
+
+# %% ../../nbs/65_view/01_run_state.ipynb #57e9beaf
+class StepReader:
+    """Reader of the optimizer step that the processes of the run in `run_dir` have reached since their log point.
+
+    It reads the page of their heartbeats, which costs them nothing. `clock`: seconds.
+    """
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float]):
+        self._file, self._clock, self._next = page_file(run_dir), clock, 0.0
+        self._anchor = (0.0, clock())  # t of the run, this clock
+
+    def update(self, s: RunState) -> bool:
+        """Bring `s` to that step, twice a second; return whether it moved."""
+        now = self._clock()
+        if s.t != self._anchor[0]:
+            self._anchor = (s.t, now)
+        if now < self._next or s.status or not s.start:
+            return False
+        self._next = now + 0.5
+        try:
+            step = read_step(read_start(self._file, 4096).strip())
+        except OSError:
+            return False
+        if not s.step < step <= max(s.total_steps, s.step):
+            return False
+        s.step, s.t = step, s.t + now - self._anchor[1]
+        if plain_number(each := s.start.get("steps_per_epoch")) and each > 0:
+            s.epoch = step / each
+        _note_pace(s)
+        return True

@@ -26,7 +26,7 @@ from ..system.secret_masking import masked
 from ..system.tables import folded
 from ..task.checks.failure_report import explain_failure, failure_lines
 from .figures import figures, times
-from .run_state import MOST_METRICS, RunState, apply_event, number
+from .run_state import MOST_METRICS, RunState, StepReader, apply_event, number
 
 # %% ../../nbs/65_view/08_terminal.ipynb #64b0940b
 def bar(fraction: float, width: int = 20) -> str:
@@ -162,7 +162,7 @@ class TextView:
         self.redraw = bool(getattr(self.out, "isatty", lambda: False)()) if redraw is None else redraw
         self.every_s, self._clock = every_s, clock
         self.run_dir, self._reader = run_dir, follow(run_dir)
-        self.state = RunState(run_dir.name)
+        self.state, self._steps = RunState(run_dir.name), StepReader(run_dir, clock)
         self._printed_at, self._line_length = clock(), 0
         if only_new:
             for event in self._reader.each():
@@ -194,6 +194,8 @@ class TextView:
                     self._show(event)
                 except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
                     continue  # a log of another version
+            if self._steps.update(self.state):
+                self._step({"step": self.state.step})
             self.out.flush()
         except (OSError, ValueError):
             self.out = io.StringIO()  # closed stream; the run goes on
@@ -201,8 +203,11 @@ class TextView:
     def _show(self, event: dict) -> None:
         if event["type"] == "step":
             self._step(event)
-        for line in event_lines(event, self.run_dir):
+        lines, drawn = event_lines(event, self.run_dir), self._line_length
+        for line in lines:
             self._print(folded(line, shutil.get_terminal_size().columns) if self.redraw else line)
+        if drawn and lines and event["type"] != "end":
+            self._step(event)  # the bar stays below
 
     def _step(self, event: dict) -> None:
         columns = shutil.get_terminal_size().columns if self.redraw else 80

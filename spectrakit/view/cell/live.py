@@ -30,7 +30,7 @@ from .earlier_runs import Ghost, comparison
 from .frame import Announcer, FrameContext, body, has_values, header, page, phase, toggles
 from ..figures import start_phases
 from ..picture import few_colours, plot_curves
-from ..run_state import RunState, apply_event
+from ..run_state import RunState, StepReader, apply_event
 from ..terminal import TextView, make_text_view, stopping_text
 
 SHARE = 0.01  # greatest share of the time for drawing
@@ -160,7 +160,7 @@ class LiveView:
         # outputs and their pace
         self._top, self._boxes, self._below = Screen(), Screen(), Screen()
         self._pictures, self._drawer, self._spoken = Screen(), Screen(), Screen()
-        self._announcer = Announcer()
+        self._announcer, self._steps = Announcer(), StepReader(run_dir, clock)
         self._ghost: Ghost | None = None  # best earlier run
         self._buttons = Buttons(run_dir, kernel()) if options.controls else None
         shares = (SHARE / 4, SHARE / 4, SHARE / 4, SHARE / 4)
@@ -211,6 +211,7 @@ class LiveView:
             self._read()
             if self.failure:
                 return
+            self._steps.update(self.state)
             _read_ghost(self)
             if self._buttons:
                 self._buttons.poll(self.state.step, bool(self.state.stopping))
