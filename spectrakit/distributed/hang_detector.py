@@ -100,7 +100,7 @@ class SharedPage:
         self.cells.release()
         self._map.close()
 
-
+# %% ../../nbs/15_distributed/01_hang_detector.ipynb #9a6e57e0
 def page_file(run_dir: Path) -> Path:
     """Return the file that names the page of a run while it trains."""
     return run_dir / "logs" / "page"

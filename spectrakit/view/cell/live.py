@@ -50,7 +50,7 @@ def kernel() -> Any:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None)
 
-
+# %% ../../../nbs/65_view/09_cell/04_live.ipynb #75cd1c41
 class Screen:
     """Output of the cell, shown at the first call and replaced by later ones."""
 
