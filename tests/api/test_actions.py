@@ -4,6 +4,7 @@ be handed in is there.
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def test_without_time_to_train_a_run_that_goes_on_keeps_what_it_has(here):
     class Stopped(Handed):
         def on_epoch(self, model, moment):
             next(here.glob("runs/*/events.jsonl")).with_name("STOP").touch()
+            time.sleep(1.0)  # a thread looks for it four times a second
 
     words = (*WORDS, "trainer.max_epochs=50")
     first = actions.fit(Stopped(), compose(*words), show=False)

@@ -18,6 +18,7 @@ from spectrakit.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("here")
 MINE = """
+import time
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ class Mine(sk.Task):
         if Path("stop-now").exists():
             for run in Path("runs").iterdir():
                 (run / "STOP").touch()
+            time.sleep(1.0)  # a thread looks for it four times a second
         return scaled(nn.functional.mse_loss(model(batch[0]), batch[1]))
 """
 

@@ -108,6 +108,7 @@ class Tiny(Task):
                 raise OSError("the data's disk went away")
             if self.losses == self.stop:
                 [(run / "STOP").touch() for run in Path("runs").iterdir()]
+                time.sleep(1.0)  # a thread looks for it four times a second
         return nn.functional.mse_loss(model(batch[0]).float(), batch[1])
 
     def metrics(self, outputs, batch):

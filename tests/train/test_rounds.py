@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -395,6 +396,7 @@ class Stopped(Dropped):
     def on_epoch(self, model, moment):
         if moment.epoch == 2:
             (self.folder / "STOP").touch()
+            time.sleep(1.0)  # a thread looks for it four times a second
 
     def __init__(self, folder):
         self.folder = folder
