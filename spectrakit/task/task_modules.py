@@ -57,6 +57,7 @@ def _is_generator(thing: Any) -> bool:
     return isinstance(thing, kinds) or (isinstance(thing, random.Random) and hasattr(thing, "gauss_next"))
 
 
+@functools.lru_cache(maxsize=1000)  # the code is looked at before each save
 def _globals_of(code: Any) -> set[str]:
     """Return the globals that a function's code reads, including inner functions."""
     read = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}

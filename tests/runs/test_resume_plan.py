@@ -749,16 +749,18 @@ def test_another_number_of_processes_sees_the_same_samples(here, first, then):
 
 @pytest.mark.slow
 def test_sessions_that_end_by_the_clock(here, read_only, monkeypatch):
+    began = time.monotonic()
     whole = fit(Tiny(), settings(), show=False)
+    slow = max(1.0, (time.monotonic() - began) / 2)  # on an idle machine it takes a second
     whole, inputs, number = Run(whole.path.absolute()), here / "input", 0
-    config, status = settings("resume.source=auto", "watchdog.limit=5s", "watchdog.since=run"), None
+    config, status = settings("resume.source=auto", f"watchdog.limit={5 * slow:.0f}s", "watchdog.since=run"), None
     monkeypatch.setenv("SPECTRAKIT_INPUT", str(inputs))
     while status != "completed" and number < STEPS + 2:
         number += 1
         (here / f"session-{number}").mkdir()
         monkeypatch.chdir(here / f"session-{number}")
         patient = Tiny()
-        patient.nap_s = 0.4
+        patient.nap_s = 0.4 * slow
         run = Run(fit(patient, config, show=False).path.absolute())
         status = run.status
         assert status in ("out_of_time", "completed")
