@@ -7633,6 +7633,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'spectrakit/tasks/ariel/metric.py'),
                                                'spectrakit.tasks.ariel.metric.values_of': ( '86_tasks/06_ariel/metric.html#values_of',
                                                                                             'spectrakit/tasks/ariel/metric.py')},
+            'spectrakit.tasks.ariel.pipeline': { 'spectrakit.tasks.ariel.pipeline.predict_spectra': ( '86_tasks/06_ariel/pipeline.html#predict_spectra',
+                                                                                                      'spectrakit/tasks/ariel/pipeline.py')},
             'spectrakit.tasks.ariel.simulate': { 'spectrakit.tasks.ariel.simulate.Instrument': ( '86_tasks/06_ariel/simulate.html#instrument',
                                                                                                  'spectrakit/tasks/ariel/simulate.py'),
                                                  'spectrakit.tasks.ariel.simulate.Planet': ( '86_tasks/06_ariel/simulate.html#planet',
