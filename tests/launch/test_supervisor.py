@@ -357,23 +357,20 @@ def test_without_a_fallback_a_failed_start_is_a_failed_run(nothing_left, here):
 
 
 @slow
-@pytest.mark.parametrize(
-    "name, words, sentence",
-    [
-        (
-            "Troubled",
-            ["distributed.backend=nccl", "distributed.fallback=false"],
-            "distributed.backend=nccl needs GPUs.*Use distributed.backend=auto",
-        ),  # by both
-        ("RefusedOnRank1", [], "RefusedOnRank1.loss returned dict"),
-    ],
-)
-def test_what_ranks_refuse_is_refused_here(name, words, sentence, nothing_left, here):
+def test_settings_that_all_ranks_refuse_are_refused_here(nothing_left, here):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RequestError, match=sentence) as caught:
-        fit(task(name), compose(*TWO, *words), show=False)
+    with pytest.raises(
+        RequestError, match="distributed.backend=nccl needs GPUs.*Use distributed.backend=auto"
+    ) as caught:
+        fit(task("Troubled"), compose(*TWO, "distributed.backend=nccl", "distributed.fallback=false"), show=False)
     assert "\n" not in str(caught.value) and not list((here / "runs").iterdir())
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@slow
+def test_an_error_of_the_task_on_one_rank_is_a_failed_run(nothing_left, here):
+    run = fit(task("RefusedOnRank1"), compose(*TWO), show=False)
+    assert run.status == "failed" and "rank 1: RefusedOnRank1.loss returned dict" in run.error, run.error
 
 
 # interrupted
