@@ -15,6 +15,7 @@ from lab import NOTEBOOK, Page, Server, write_notebook
 from notebook_kernels import BEGIN
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
+from spectrakit.config.profile_files import profile_note
 from spectrakit.runs.events import last_event
 
 pytestmark = [
@@ -516,7 +517,8 @@ def the_run(server, name):
 
 def picks(page, cell, name) -> None:
     "Click another profile in the form, and see what it means."
-    card = page.output(cell).locator("label", has_text=re.compile(rf"^\s*{name}\b")).first
+    first = rf"^\s*{re.escape(profile_note(name, 'intent'))}\s*{name}\b"
+    card = page.output(cell).locator("label", has_text=re.compile(first)).first
     card.wait_for()
     before = page.said(cell)
     card.click()

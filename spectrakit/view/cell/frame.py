@@ -281,7 +281,7 @@ def messages(s: RunState, most: int = 20) -> str:
 
 def below_plots(s: RunState, most: int = 12) -> str:
     """Return the table, and beside or below it further metrics and messages, in boxes that scroll."""
-    height = "clamp(110px,20vw,168px)"  # Notebook 7 shrinks outputs above 1,820 pixels to 300
+    height = "clamp(102px,20vw,168px)"  # Notebook 7 shrinks outputs above 1,820 pixels to 300
     style = f"flex:1 1 400px;min-width:0;height:{height};overflow:auto"
     more = small_multiples(s) + messages(s)
     parts = html_scrolled(table(s, most), "table", style) + html_scrolled(more, "details", style)
