@@ -344,12 +344,12 @@ def test_an_exception_in_the_task_is_a_failed_run(name, words, capsys):
         run.raise_for_status()
 
 
-def test_a_model_that_cannot_be_made_is_refused_with_its_line(here, capsys):
+def test_a_model_that_cannot_be_made_is_a_failed_run_with_its_line(here, capsys):
     why_failed(
         fit(tasks.RaisesInModel(), inline(), show=False),
         r"RaisesInModel.model raised FileNotFoundError: weights.bin .*tasks.py, line",
     )
-    assert list_runs() == []
+    assert [run.status for run in list_runs()] == ["failed"]
 
 
 @pytest.mark.parametrize(
