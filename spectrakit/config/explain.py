@@ -161,7 +161,7 @@ def explain(
     Raises:
         RequestError: if the parts of the batch contradict each other.
     """
-    if isinstance(config, str):
+    if isinstance(config, str) and "=" not in config:
         return setting_help(config)
     if not isinstance(config, Config):
         raise RequestError(

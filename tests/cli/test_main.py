@@ -239,9 +239,6 @@ def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monk
         (("train", "LINE", "data.batch_size=64"), ("data.micro_batch_size=64", "40 samples")),
         (("train", "LINE", "run.dir=a_file"), ("a_file", "run.dir")),
         (("train", "LINE", "--predict", "nowhere/table.csv"), ("nowhere", "table.csv")),
-        (("train", "EmptyTraining"), ("no samples",)),
-        (("train", "NanTraining"), ("not finite",)),
-        (("train", "LossIsNone"), ("(sum, weight)",)),
         (("resume",), ("RUN,", "--help")),
         (("resume", "."), ("not a run", "spectrakit runs")),
         (("resume", "nowhere"), ("nowhere",)),
@@ -263,10 +260,18 @@ def test_the_list_of_profiles_says_auto_and_survives_a_wrong_variable(call, monk
 )
 def test_a_wrong_request_is_one_line_and_loses_nothing(refused, here, words, says):
     (here / "a_file").write_text("precious")
-    names = {"LINE": task("Line")} | {name: task(name) for name in ("EmptyTraining", "NanTraining", "LossIsNone")}
     here_and_now = ("launch.mode=inline",) if words[0] == "train" and len(words) > 1 and words[-1] != "--config" else ()
-    line = refused(*(names.get(word, word) for word in words), *here_and_now)
+    line = refused(*(task("Line") if word == "LINE" else word for word in words), *here_and_now)
     assert all(word in line for word in says), line
+
+
+@pytest.mark.parametrize(
+    "name, says", [("EmptyTraining", "no samples"), ("NanTraining", "not finite"), ("LossIsNone", "(sum, weight)")]
+)
+def test_a_fault_of_the_task_is_a_failed_run(here, capsys, name, says):
+    assert main(["train", task(name), "launch.mode=inline", "run.dir=runs"]) == 1
+    out = capsys.readouterr().out
+    assert "failed: " in out and says in out
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ def sent(monkeypatch) -> list[dict]:
             self._handle = self
             found.append(data)
 
+        def clear(self) -> None:
+            pass
+
     monkeypatch.setattr(spectrakit.view.cell.live, "Screen", Sheet)
     return found
 

@@ -22,7 +22,7 @@ from ...checkpoint.frozen_weights import FrozenBase
 from ...checkpoint.store import random_state, restore_random_state
 from ...config.auto_settings import ignored_settings
 from ...config.effective_batch import BatchPlan, batch_facts, batch_notes, plan_batches, total_steps
-from ...config.learning_rate_schedule import scaled_lr, with_scaled_lr
+from ...config.learning_rate_schedule import scaled_lr, warmup_length, with_scaled_lr
 from ...config.loader_workers import MOST_AHEAD, Reading
 from ...config.metric_direction import Direction, metric_direction
 from ...config.schema import Config, to_dict
@@ -449,6 +449,7 @@ def _read_data(
             valid = None
         sampled = sampled_order(task, train, config)
         plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
+        warmup_length(config.scheduler, 1, 1)  # refuses two warm-ups
         prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
         check_datasets(train, valid, config.data.allow_nan)
         notes.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
