@@ -18,10 +18,11 @@ import spectrakit.tuning.lr_finder
 import spectrakit.tuning.search.search
 from spectrakit.checkpoint.store import CheckpointError
 from spectrakit.kaggle.client import KaggleError
+from spectrakit.system.errors import TaskError
 from spectrakit.system.secrets import SecretError
 
 pytestmark = pytest.mark.slow
-SAID = (sk.RequestError, SecretError, KaggleError, CheckpointError, FileNotFoundError)
+SAID = (sk.RequestError, TaskError, SecretError, KaggleError, CheckpointError, FileNotFoundError)
 # records with typed fields; what asks a service; `check` trains for a moment, and its settings are those of `fit`;
 # `seal_output` looks through the folder that it is given, which may be all there is
 LEFT_OUT = {"Config", "FoundLr", "Moment", "Platform", "RequestError", "Run", "Study", "Task"}
