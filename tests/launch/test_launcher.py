@@ -235,10 +235,18 @@ def test_a_task_that_breaks_is_a_failed_run_with_a_readable_reason(tmp_path, nam
 
 
 def test_a_request_that_the_child_refuses_leaves_nothing(tmp_path):
-    done = run_cli(tmp_path, "train", task("LossIsMapping"), *SETTINGS)
-    assert done.returncode == 2 and done.stderr.startswith("spectrakit: LossIsMapping.loss returned dict")
+    twice = "scheduler.warmup_steps=3", "scheduler.warmup_epochs=1"
+    done = run_cli(tmp_path, "train", task("Line"), *SETTINGS, *twice)
+    assert done.returncode == 2 and done.stderr.startswith("spectrakit: scheduler.warmup_steps=3 and "), done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_fault_of_the_task_that_the_child_finds_is_a_failed_run(tmp_path):
+    done = run_cli(tmp_path, "train", task("LossIsMapping"), *SETTINGS)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert done.returncode == 1 and "LossIsMapping.loss returned dict" in done.stdout + done.stderr
+    assert f"see runs/{run.name}/logs" in done.stderr
 
 
 def test_a_task_object_is_carried_to_the_child_and_back_to_the_notebook(here):
