@@ -259,7 +259,8 @@ def test_the_html_of_a_cell_survives_a_notebook_that_is_not_trusted(two):
     parsed = Parsed(kept)
     assert (
         parsed.tags <= {"img", "div", "span", "b", "i", "table", "tr", "th", "td", "br"}
-        and parsed.attributes <= {"alt", "style", "src", "scope", "aria-label", "aria-hidden", "role", "class", "title"}
+        and parsed.attributes
+        <= {"alt", "style", "src", "scope", "aria-label", "aria-hidden", "role", "class", "tabindex", "title"}
         and parsed.loads == []
     )
 
