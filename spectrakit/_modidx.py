@@ -6827,6 +6827,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                         'spectrakit/task/checks/error_diagnosis.py'),
                                                         'spectrakit.task.checks.error_diagnosis.Scene': ( '35_task/09_checks/error_diagnosis.html#scene',
                                                                                                           'spectrakit/task/checks/error_diagnosis.py'),
+                                                        'spectrakit.task.checks.error_diagnosis.Scene.built_in': ( '35_task/09_checks/error_diagnosis.html#scene.built_in',
+                                                                                                                   'spectrakit/task/checks/error_diagnosis.py'),
                                                         'spectrakit.task.checks.error_diagnosis.Scene.dtypes': ( '35_task/09_checks/error_diagnosis.html#scene.dtypes',
                                                                                                                  'spectrakit/task/checks/error_diagnosis.py'),
                                                         'spectrakit.task.checks.error_diagnosis.Scene.name': ( '35_task/09_checks/error_diagnosis.html#scene.name',

@@ -267,15 +267,21 @@ def test_every_supported_python_is_tested_on_every_change():
 
 
 def test_only_the_job_that_publishes_may_prove_who_it_is_and_it_runs_nothing_of_ours():
-    assert set(WORKFLOWS) == {"test", "release"}
+    assert set(WORKFLOWS) == {"test", "release", "docs"}
     asked = {name: job.get("permissions") for name, job in jobs()}
     assert asked == {
         "test.test": None,
         "release.test": {"contents": "read"},
         "release.build": {"contents": "read"},
         "release.publish": {"id-token": "write"},
+        "docs.build": None,
+        "docs.publish": {"pages": "write", "id-token": "write"},
     }
-    assert WORKFLOWS["test"]["permissions"] == {"contents": "read"} and WORKFLOWS["release"]["permissions"] == {}
+    assert [step["uses"].split("@")[0] for step in WORKFLOWS["docs"]["jobs"]["publish"]["steps"]] == [
+        "actions/deploy-pages"
+    ]
+    assert WORKFLOWS["test"]["permissions"] == WORKFLOWS["docs"]["permissions"] == {"contents": "read"}
+    assert WORKFLOWS["release"]["permissions"] == {}
     publish = WORKFLOWS["release"]["jobs"]["publish"]
     assert (
         publish["environment"]["name"] == "pypi"

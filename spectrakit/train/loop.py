@@ -25,6 +25,7 @@ from ..system.files import write_atomic
 from ..system.secret_masking import masked
 from ..task.checks.check_results import ContractResult
 from spectrakit.task.checks.error_diagnosis import (
+    OUR_FAULT,
     Scene,
     error_text,
     explain_known,
@@ -176,9 +177,9 @@ def failure_reason(task: Any, error: BaseException) -> str:
         return str(explanation)
     text = error_text(error)  # masked by its writers
     known = own_line(error) or out_of_memory(error) or rank_lost(error)
-    if known or not method or type(task).__module__.partition(".")[0] != __name__.partition(".")[0]:
+    if known or not method or not Scene(task, method, "").built_in:
         return text
-    return f"{type(task).__name__}.{method} raised {text}. This is an error in spectrakit's own task; report it."
+    return f"{type(task).__name__}.{method} raised {text}. {OUR_FAULT}"
 
 
 class NullLog(EventLog):
