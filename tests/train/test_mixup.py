@@ -21,7 +21,7 @@ WORDS = (
     "accumulate_grad_batches=1",
     "run.dir=runs",
 )
-MIXED = (*WORDS, "training.mixup=0.4", "scheduler.name=constant")
+MIXED = (*WORDS, "training.mixup=0.4", "scheduler.name=constant", "trainer.log_min_seconds=0")
 
 
 class Classes(Task):

@@ -42,7 +42,7 @@ from spectrakit.train.learner.model import save_activations
 from spectrakit.train.learner.optimizer import build_optimizer
 from spectrakit.train.learner.seeding import repeatable
 from spectrakit.train.parts.ema import ema_stays, update_ema
-from spectrakit.train.parts.nan_guard import slow_down
+from spectrakit.train.parts.nan_guard import multiply_rates
 from spectrakit.train.start.restore import with_entries
 
 # schedulers of the task's own; 4 steps an epoch, 12 in all
@@ -97,7 +97,7 @@ def test_after_a_rollback_a_scheduler_goes_on_from_the_smaller_rates(kind):
         seen = []
         for step in range(7):
             if step == 2:
-                slow_down(optimizer.param_groups, scheduler, change)
+                multiply_rates(optimizer.param_groups, scheduler, change)
             optimizer.step()
             scheduler.step()
             seen.append(optimizer.param_groups[0]["lr"])
@@ -613,7 +613,7 @@ def test_a_task_is_told_the_epoch_and_its_loss_the_step_also_after_a_resume(trai
     done = first.moments[-1] + 1
     assert 4 <= done < 9
     resumed = train(rest, *words, name="cut", resume=True)
-    assert rest.moments[done - 9 :] == list(range(done, 9)) and done in [step for _, step, _ in rest.told]
+    assert rest.moments[done - 9 :] == list(range(done, 9)) and done - done % 3 in [step for _, step, _ in rest.told]
     assert torch.equal(resumed.weights(), straight.weights())
 
     model = whole.model(None)
