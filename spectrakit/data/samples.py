@@ -116,7 +116,7 @@ def _numpy_generator() -> GlobalGenerator:
 
     def state() -> _NumpyState:
         nonlocal without_normal
-        now = words()
+        now = ctypes.string_at(numpy.random.get_bit_generator().ctypes.state_address, _WORDS)  # type: ignore[attr-defined]
         if now == without_normal:
             return _NumpyState(now, None)
         whole = whole_state()

@@ -8,16 +8,18 @@ __all__ = ['scale_gradients', 'passes_of', 'update_of', 'window_of', 'StepBounda
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #1b19090a
 import math
 from collections.abc import Callable
+from operator import call
 from typing import Any
 
 from ..data.loaders import MicroBatch
+from ..data.samples import global_generators
 from ..distributed.fsdp import scale
 from ..task.loss import add_logs, as_loss, whole_window, window_part
 from ..task.model_buffers import BuffersCopy
 from ..task.task_modules import generator_states, with_held
 from .epochs import training_loss
 from .part import Part, methods
-from .state import TrainState, gpu_generator, random_states, reads_at_once
+from .state import TrainState, gpu_generator, reads_at_once
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #ae63cd6e
 def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
@@ -118,10 +120,12 @@ class StepBoundary(Part):
 
     s: TrainState
     draws: Any = None  # generator of the GPU
+    states: tuple[Callable[[], Any], ...] = ()  # of the generators of Python, NumPy and torch
 
     def begin(self) -> None:
         s = self.s
         self.draws = gpu_generator(s.context.device)
+        self.states = tuple(one.state for one in global_generators().values())
         asked = [part.undo_bytes for part in s.parts if part.undo_bytes is not None]
         if asked:
             s.window.buffers = BuffersCopy(with_held(s.task, s.context.unwrap(s.learner.model)), max(asked))
@@ -130,8 +134,10 @@ class StepBoundary(Part):
         s.window.undoable = True
 
     def after_step(self) -> None:
-        held = self.s.learner.held
-        self.s.window.rng_state = random_states(self.draws), generator_states(held) if held is not None else {}
+        held, gpu = self.s.learner.held, self.draws
+        place = None if gpu is None else (gpu.initial_seed(), gpu.get_offset())
+        of_task = generator_states(held) if held is not None and held.generators else {}
+        self.s.window.rng_state = (list(map(call, self.states)), place), of_task
 
     def after_boundary(self) -> None:
         """Copy the buffers, which an evaluation or an exchange may have changed."""

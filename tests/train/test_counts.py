@@ -147,7 +147,8 @@ def test_an_epoch_of_ten_steps_with_its_evaluation_makes_few_calls(tmp_path, mon
     counted(tmp_path / "first", monkeypatch, Short(), words, 20)  # with the imports
     short = counted(tmp_path / "short", monkeypatch, Short(), words, 50)
     long = counted(tmp_path / "long", monkeypatch, Short(), words, 250)
-    assert (long.calls - short.calls) / 20 <= 430 and long.opened == short.opened
+    # 20 of them read the states of Python's and NumPy's generators at each step, 20 keep log points from waiting
+    assert (long.calls - short.calls) / 20 <= 470 and long.opened == short.opened
 
 
 class Exchanging(Line):
