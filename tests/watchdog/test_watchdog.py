@@ -215,8 +215,8 @@ def test_test_data_that_are_not_there_are_told_and_refused_only_where_they_were_
     status, _, events, _ = train(NoTestData(), "trainer.max_steps=2", budget=budget, name="told")
     assert status == "completed" and "because there are no test data: FileNotFoundError: test.csv" in texts(events)
     budget.predictions = True
-    with pytest.raises(RequestError, match="FileNotFoundError: test.csv. Mend"):
-        train(NoTestData(), "trainer.max_steps=2", budget=budget, name="refused")
+    status, reason, *_ = train(NoTestData(), "trainer.max_steps=2", budget=budget, name="refused")
+    assert status == "failed" and "FileNotFoundError: test.csv" in reason
 
 
 def test_the_users_reserve_and_grace_replace_what_is_measured():
