@@ -116,7 +116,8 @@ def _numpy_generator() -> GlobalGenerator:
 
     def state() -> _NumpyState:
         nonlocal without_normal
-        now = ctypes.string_at(numpy.random.get_bit_generator().ctypes.state_address, _WORDS)  # type: ignore[attr-defined]
+        generator = numpy.random.get_bit_generator()  # type: ignore[attr-defined]  # public since NumPy 1.24
+        now = ctypes.string_at(generator.ctypes.state_address, _WORDS)
         if now == without_normal:
             return _NumpyState(now, None)
         whole = whole_state()

@@ -77,8 +77,9 @@ def without_middle(text: str, most: int) -> str:
 
 def traceback_text() -> str:
     """Return the current error with its stack, masked and shortened; of a TaskError its cause, or its words alone."""
-    error = sys.exc_info()[1]
-    cause = error.__cause__ if isinstance(error, TaskError) else error
+    cause = error = sys.exc_info()[1]
+    while isinstance(cause, TaskError):
+        cause = cause.__cause__
     parts = [] if error is None else traceback.format_exception(cause) if cause else [str(error)]
     # shortened twice: a secret split at the first cut is not recognised
     parts = [without_middle(masked(without_middle(part, 2 * _MOST_PART)), _MOST_PART) for part in parts]
