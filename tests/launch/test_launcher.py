@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import psutil
 import pytest
@@ -207,6 +208,7 @@ def test_while_a_run_trains_it_can_be_looked_at_and_not_be_resumed(hold, trained
     assert refused.returncode == 2 and "another process" in refused.stderr and len(refused.stderr.splitlines()) == 1
     assert files() == before and held.process.poll() is None
     (held.run / "STOP").touch()  # anyone may ask it to stop
+    time.sleep(1.5)  # a thread looks for it four times a second
     held.go()
     status, _out, _ = held.end()
     assert status == 130 and open_run(held.run).status == "interrupted"
