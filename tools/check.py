@@ -10,6 +10,7 @@ of what `make test` samples.
 
 import argparse
 import compileall
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
+LAST_FAILED = root / ".pytest_cache/v/cache/lastfailed"
 # These hold runs to a clock of seconds and mostly wait: two at a time, with nothing else beside them.
 ALONE = [
     f"tests/{name}"
@@ -83,6 +85,11 @@ def run_together() -> list[str]:
     return failed
 
 
+def failed_tests() -> list[str]:
+    "Return the names of the tests that failed in both halves; pytest keeps them in its cache."
+    return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
@@ -97,6 +104,7 @@ def main() -> None:
     if asked.fast:
         todo = todo[:1]  # what is held to a clock is slow
     variables = environment()
+    LAST_FAILED.unlink(missing_ok=True)
     for number, (heading, command) in enumerate(todo, 1):
         print(f"\n=== {number}/{len(todo)}: {heading}", flush=True)
         began = time.monotonic()
@@ -104,7 +112,8 @@ def main() -> None:
             failed.append(heading)
         elif number < len(todo):  # pytest's own closing line stays the last one
             print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
-    if failed:
+    if failed:  # logs are cut from above: the names come last
+        print("\n".join(["", *failed_tests()]), flush=True)
         sys.exit(f"=== failed: {' and '.join(failed)}")
 
 
