@@ -525,8 +525,8 @@ _ODD = re.compile(r"[%\\\x00-\x08\x0e-\x1f\x7f]|[^\x00-\x7f]")  # without these 
 _UNSEEN = re.compile(
     "\x1b\\][^\x07\x1b]{0,1000}(?:\x07|\x1b\\\\)"  # terminal link or title
     "|(?:\x1b|\\\\{1,2}(?:x1[bB]|u001[bB]|033))\\[[0-9;:?]{0,32}[ -/]?[@-~]"  # colour, also in a `repr`
-    "|\x9b[0-9;:?]{0,32}[ -/]?[@-~]|[^\x00-\x1f\x7f]\x08|[\x00-\x08\x0e-\x1a\x7f]"  # CSI as one character; backspaces
-    "|\x1b[ -/]?[0-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]"  # other escapes; zero-width characters
+    "|\x9b[0-9;:?]{0,32}[ -/]?[@-~]|[^\x00-\x1f\x7f]\x08|[\x00-\x08\x0e-\x1a\x7f]++"  # CSI as one character; backspaces
+    "|\x1b[ -/]?[0-~]|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]++"  # other escapes; zero-width characters
     r"|\\{1,2}u00([2-7][0-9a-fA-F])|\\{1,2}x([2-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])"  # encoded letter
 )
 
