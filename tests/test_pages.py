@@ -16,8 +16,8 @@ from spectrakit.config.compose import compose
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = [path.name for path in PAGES]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1$", re.M | re.S)
 COMPOSED = ("train", "preflight", "cross-validate")  # commands after whose task settings follow
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)

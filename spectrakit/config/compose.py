@@ -204,7 +204,8 @@ def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) 
     if isinstance(error, InterpolationResolutionError):
         return RequestError(f"{given} cannot be resolved: {problem}. Fix the expression in ${{…}}.")
     hint = suggestion(known[key], value)
-    return RequestError(f"{given} is not possible: it needs {accepted_values(known[key])}.{hint}")
+    needed = accepted_values(known[key])
+    return RequestError(f"{given} is not possible: it needs {needed}.{hint} More: `spectrakit explain {key}`.")
 
 # %% ../../nbs/05_config/04_compose.ipynb #9d0e0031
 def _check_config(config: Any) -> None:

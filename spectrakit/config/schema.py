@@ -963,7 +963,10 @@ def _check_config(config: "Config") -> None:
     for key, spec in settings().items():
         block = getattr(config, key.partition(".")[0])
         if not getattr(block, _CHECKED, False):  # unchanged blocks of an earlier Config are already checked
-            check_setting(key, spec, get(config, key))
+            try:
+                check_setting(key, spec, get(config, key))
+            except RequestError as error:
+                raise RequestError(f"{error} More: `spectrakit explain {key}`.") from None
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(block := getattr(config, field.name)):
             object.__setattr__(block, _CHECKED, True)

@@ -8,14 +8,17 @@ __all__ = ['profile_values', 'SettingHelp', 'setting_help']
 # %% ../../nbs/05_config/09_setting_help.ipynb #041e6149
 import dataclasses
 import html
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import yaml
+
 from .aliases import ALIASES, flat, meant_setting, unknown_key
 from .profile_files import load_yaml, package_profiles
 from .schema import settings
-from .validation import Setting, accepted_values, shown
+from .validation import Setting, accepted_values, kinds, shown
 from ..system.errors import RequestError
 
 # %% ../../nbs/05_config/09_setting_help.ipynb #5c259e00
@@ -29,6 +32,40 @@ def profile_values() -> dict[str, dict[str, Any]]:
                 found.setdefault(key, {})[f"{group}={file.stem}"] = value
     return found
 
+# %% ../../nbs/05_config/09_setting_help.ipynb #5b1f3a02
+_NOT_THERE = (
+    "_modidx",
+    "config/schema",
+    "config/aliases",
+    "config/setting_help",
+)  # they name settings without using them
+_SECOND = re.compile(r"(config/auto_settings|runs/resume_comp|lm/trainer_config|(api|picker|view|cli|cloud|pages)/)")
+
+
+@cache
+def _readers() -> dict[str, list[str]]:
+    """Return for each attribute, as `data.shuffle` and as `.shuffle`, the modules of this package that read it."""
+    root, found = package_profiles().parent, {}
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root).with_suffix("").as_posix()
+        if not name.startswith(_NOT_THERE):
+            text = file.read_text(encoding="utf-8")
+            for attribute in {*re.findall(r"\b[a-z_]+\.\w+\b", text), *re.findall(r"\.\w+\b", text)}:
+                found.setdefault(attribute, []).append(name)
+    return found
+
+
+def _acts_in(key: str) -> tuple[str, ...]:
+    """Return up to four modules that read the setting `key`; those that only pass it on come last."""
+    owner, _, name = key.rpartition(".")
+    whole = [key] if owner else [f"config.{name}", f"cfg.{name}"]
+    for wanted in (whole, [f".{name}"]):
+        modules = sorted({module for each in wanted for module in _readers().get(each, ())})
+        first = [module for module in modules if not _SECOND.match(module)]
+        if first:
+            return tuple(module.replace("/", ".") for module in first[:4])
+    return tuple(module.replace("/", ".") for module in modules[:4])
+
 # %% ../../nbs/05_config/09_setting_help.ipynb #96f2632e
 @dataclass(frozen=True)
 class SettingHelp:
@@ -36,17 +73,28 @@ class SettingHelp:
 
     key: str
     meaning: str
+    type: str
+    unit: str
     default: str
     accepts: str
     aliases: tuple[str, ...]
     profiles: dict[str, str]
     example: str
+    acts_in: tuple[str, ...]
+
+    @property
+    def page(self) -> str:
+        """Return the page and the anchor of the setting in the documentation."""
+        group, _, name = self.key.rpartition(".")
+        return f"docs/settings/{group or 'general'}.md#{name}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Return name and text of each line."""
         profiles = "; ".join(f"{name}: {value}" for name, value in self.profiles.items())
-        rows = [("setting", self.key), ("meaning", self.meaning), ("default", self.default), ("accepts", self.accepts)]
-        rows += [("other names", ", ".join(self.aliases)), ("profiles", profiles), ("example", self.example)]
+        rows = [("setting", self.key), ("meaning", self.meaning), ("type", self.type), ("unit", self.unit)]
+        rows += [("default", self.default), ("accepts", self.accepts), ("other names", ", ".join(self.aliases))]
+        rows += [("profiles", profiles), ("example", self.example), ("acts in", ", ".join(self.acts_in))]
+        rows += [("page", self.page)]
         return [(name, text) for name, text in rows if text]
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +130,39 @@ _TYPED = """
 """
 _EXAMPLES = {text.partition("=")[0]: text for text in _TYPED.split()} | {"profile": "trainer=kaggle_safe"}
 
+# %% ../../nbs/05_config/09_setting_help.ipynb #5b1f3a04
+_UNITS = {
+    r"_s$|seconds$": "seconds",
+    r"_minutes$": "minutes",
+    r"_gib$": "GiB",
+    r"_mb$": "MB",
+    r"per_hour$": "dollars per hour",
+    r"max_cost$": "dollars",
+    r"accumulation_steps$": "micro batches",
+    r"steps$": "optimizer steps",
+    r"epochs?$": "epochs",
+    r"batch_size$|samples_per_epoch$|shuffle_buffer$": "samples",
+    r"batches$": "micro batches",
+    r"(frac|fraction|ratio|share|interval|_at)$": "fraction",
+    r"patience$": "evaluations",
+    r"^watchdog\.(limit|reserve|grace|after_sigterm)$": "time with its unit, such as 8h30m, 20m or 45s",
+    r"max_bytes$": "bytes, with their unit",
+}
+
+
+def _unit(key: str, spec: Setting) -> str:
+    """Return the unit of a setting, or an empty text."""
+    return next((unit for end, unit in _UNITS.items() if re.search(end, key)), "") * (spec.type is not bool)
+
+
+def _type(spec: Setting, example: str) -> str:
+    """Return the type as Python writes it; of a setting with several, the types of default, words and example."""
+    if kinds(spec) != (Any,):
+        return " | ".join("None" if kind is type(None) else kind.__name__ for kind in kinds(spec))
+    values = [spec.default, *spec.limits.get("words", ()), example.partition("=")[2]]
+    named = {type(yaml.safe_load(value) if isinstance(value, str) else value).__name__ for value in values}
+    return " | ".join(sorted(named)).replace("NoneType", "None")
+
 # %% ../../nbs/05_config/09_setting_help.ipynb #8da237a2
 def _example(key: str, spec: Setting, values: dict[str, Any]) -> str:
     """Return `key=value` with a value other than the default: of a profile, a choice, else the default."""
@@ -114,13 +195,16 @@ def setting_help(name: str) -> SettingHelp:
     """
     key = _whole_name(name)
     spec, values = settings()[key], profile_values().get(key, {})
-    words = ", ".join(spec.limits.get("words", ()))
+    example = _example(key, spec, values)
     return SettingHelp(
         key,
         f"{spec.help[:1].upper()}{spec.help[1:]}.",
+        _type(spec, example),
+        _unit(key, spec),
         shown(spec.default) if spec.default not in ({}, ()) else "",
-        accepted_values(spec) + (f", or {words}" if words else ""),
+        accepted_values(spec),
         tuple(alias for alias, target in ALIASES.items() if target == key),
         {profile: shown(value) for profile, value in values.items()},
-        _example(key, spec, values),
+        example,
+        _acts_in(key),
     )

@@ -209,7 +209,7 @@ def test_what_cannot_be_recorded_is_refused(value):
 )
 def test_one_value_for_a_block_of_keys_is_told_how_to_write_one(word, right):
     said = refused(compose, word)
-    assert said.startswith(word) and said.endswith(f"such as {right}.") and compose(right)
+    assert said.startswith(word) and f"such as {right}. More: `spectrakit explain " in said and compose(right)
 
 
 @pytest.mark.parametrize(
@@ -338,9 +338,13 @@ def test_a_file_without_settings_is_refused(here, text):
 
 def test_a_wrong_value_in_a_file_names_the_file_and_a_typed_one_does_not(here):
     (here / "my.yaml").write_text("trainer:\n  max_epochs: 0\n")
-    assert refused(compose, config="my.yaml").endswith("from 1 up. This is in my.yaml.")
+    assert refused(compose, config="my.yaml").endswith(
+        "from 1 up. More: `spectrakit explain trainer.max_epochs`. This is in my.yaml."
+    )
     (here / "my.yaml").write_text("trainer:\n  max_epochs: 5\n")
-    assert refused(compose, "optimizer.lr=0", config="my.yaml").endswith("a number above 0.")
+    assert refused(compose, "optimizer.lr=0", config="my.yaml").endswith(
+        "a number above 0. More: `spectrakit explain optimizer.lr`."
+    )
     (here / "train.yaml").write_text("defaults:\n  - trainer: kaggle\n  - _self_\ntrainer:\n  max_epochs: 0\n")
     assert refused(compose).endswith("This is in train.yaml.")
     assert compose("trainer.max_epochs=2").trainer.max_epochs == 2  # what is typed beats it

@@ -1,10 +1,18 @@
-"""Each setting is read by the code, and stands on docs/settings.md with its meaning."""
+"""Each setting is read by the code, and has its section in docs/settings/ with its meaning."""
 
 import ast
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import settings_page
-from spectrakit.config.schema import settings
+from spectrakit.config.explain import explain
+from spectrakit.config.schema import Config, settings
+from spectrakit.config.setting_help import setting_help
+from spectrakit.system.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[2]
 DECLARING = {"schema.py", "aliases.py", "_modidx.py"}  # they name settings without using them
@@ -29,13 +37,40 @@ def test_each_setting_is_read_by_the_code():
     assert "no_such_setting" not in read
 
 
-def test_the_page_of_settings_is_that_of_the_schema():
-    assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.render(), (
-        "run `python tools/settings_page.py`"
-    )
+def test_the_pages_of_settings_are_those_of_the_schema():
+    rendered = settings_page.render()
+    assert {*rendered} == {settings_page.PAGE, *settings_page.PAGE.with_suffix("").glob("*.md")}
+    for path, text in rendered.items():
+        assert path.read_text(encoding="utf-8") == text, "run `python tools/settings_page.py`"
 
 
-def test_each_setting_is_on_the_page_with_a_meaning():
-    text = settings_page.PAGE.read_text(encoding="utf-8")
-    for key, spec in settings().items():
-        assert f'<a id="{key}"></a>' in text and len(spec.help) > 5, key
+def anchors(path: Path) -> set[str]:
+    "The anchors of a page in docs/settings/."
+    return set(re.findall(r'<a id="(\w+)"></a>', path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("key", settings())
+def test_each_setting_is_on_its_page_as_it_is_explained(key):
+    told = setting_help(key)
+    page, _, name = told.page.partition("#")
+    assert name in anchors(ROOT / page) and len(settings()[key].help) > 5
+    section = (ROOT / page).read_text(encoding="utf-8").partition(f"## {name}\n")[2].partition("<a id=")[0]
+    assert told.type and told.acts_in and all(f"[{module}](" in section for module in told.acts_in)
+    for text in (told.meaning, told.type, told.unit, told.default, told.accepts, told.example, *told.aliases):
+        assert text.replace("|", "\\|") in section, text
+
+
+@pytest.mark.parametrize("key", [key for key, spec in settings().items() if not spec.type == dict[str, Any]])
+def test_the_message_of_a_wrong_value_names_a_command_that_explains_the_setting(key):
+    block, _, name = key.rpartition(".")
+    wrong = {name: b"no setting holds bytes"}
+    with pytest.raises(RequestError) as caught:
+        replace(Config(), **{block: replace(getattr(Config(), block), **wrong)} if block else wrong)
+    command = re.search(r" More: `spectrakit explain (\S+)`\.$", str(caught.value))
+    assert command and explain(command[1]).key == key
+
+
+def test_every_anchor_that_the_package_names_exists():
+    for path in [*(ROOT / "spectrakit").rglob("*.py"), ROOT / "README.md"]:
+        for page, anchor in re.findall(r"(docs/settings/\w+\.md)#(\w+)", path.read_text(encoding="utf-8")):
+            assert anchor in anchors(ROOT / page), path
