@@ -60,7 +60,7 @@ def test_each_setting_is_on_its_page_as_it_is_explained(key):
         assert text.replace("|", "\\|") in section, text
 
 
-@pytest.mark.parametrize("key", [key for key, spec in settings().items() if not spec.type == dict[str, Any]])
+@pytest.mark.parametrize("key", [key for key, spec in settings().items() if spec.type != dict[str, Any]])
 def test_the_message_of_a_wrong_value_names_a_command_that_explains_the_setting(key):
     block, _, name = key.rpartition(".")
     wrong = {name: b"no setting holds bytes"}
