@@ -45,7 +45,8 @@ _SECOND = re.compile(r"(config/auto_settings|runs/resume_comp|lm/trainer_config|
 @cache
 def _readers() -> dict[str, list[str]]:
     """Return for each attribute, as `data.shuffle` and as `.shuffle`, the modules of this package that read it."""
-    root, found = package_profiles().parent, {}
+    root = package_profiles().parent
+    found: dict[str, list[str]] = {}
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root).with_suffix("").as_posix()
         if not name.startswith(_NOT_THERE):
