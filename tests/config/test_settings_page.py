@@ -11,7 +11,7 @@ import pytest
 import settings_page
 from spectrakit.config.explain import explain
 from spectrakit.config.schema import Config, settings
-from spectrakit.config.setting_help import setting_help
+from spectrakit.config.setting_help import setting_help, setting_page
 from spectrakit.system.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("key", settings())
 def test_each_setting_is_on_its_page_as_it_is_explained(key):
     told = setting_help(key)
-    page, _, name = told.page.partition("#")
+    page, _, name = setting_page(key).partition("#")
     assert name in anchors(ROOT / page) and len(settings()[key].help) > 5
     section = (ROOT / page).read_text(encoding="utf-8").partition(f"## {name}\n")[2].partition("<a id=")[0]
     assert told.type and told.acts_in and all(f"[{module}](" in section for module in told.acts_in)
