@@ -438,7 +438,7 @@ class TrainerConfig:
     log_every_n_steps: int = setting(50, "number of optimizer steps between two log points", minimum=1)
     log_min_seconds: float = setting(
         0.1,
-        "shortest time between two log points, in seconds, except before an evaluation and at the end; 0: no limit",
+        "shortest seconds between two log points, except around an evaluated epoch and at the end; 0: no limit",
         minimum=0,
     )
     log_max_seconds: float | None = setting(

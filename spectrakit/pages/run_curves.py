@@ -65,6 +65,7 @@ class CurveStyle:
     dash: str = ""  # pixels drawn and left out
     smooth: float | None = None  # weight of the past in log points, 0 to below 1; None: by their number
     faint: bool = True  # whether raw log points are drawn behind the smoothed ones
+    dots: bool = True  # whether evaluations are marked, if they are few
 
 
 def run_style(number: int, runs: int, panel: str, smooth: float | None = None) -> CurveStyle:
@@ -73,7 +74,7 @@ def run_style(number: int, runs: int, panel: str, smooth: float | None = None) -
     A single run has the colour of the `panel`. `smooth`: weight of the past (default None: by the number of points).
     """
     color = COLORS[number % len(COLORS)] if runs > 1 else ALONE.get(panel, VALID)
-    return CurveStyle(color, DASHES[number // len(COLORS) % len(DASHES)], smooth, runs <= 3)
+    return CurveStyle(color, DASHES[number // len(COLORS) % len(DASHES)], smooth, runs <= 3, runs == 1)
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #9591b0d8
 def curve_lines(x: np.ndarray, y: np.ndarray, name: str, style: CurveStyle) -> list[Line]:
@@ -85,7 +86,10 @@ def curve_lines(x: np.ndarray, y: np.ndarray, name: str, style: CurveStyle) -> l
     if many and style.faint and (weight or len(xs) < len(x)):
         lines.append(Line(*decimate(x.tolist(), y.tolist(), 400), style.color, 0.8, 0.35, kind="raw"))
     values = smoothed(ys.tolist(), weight) if weight else ys.tolist()
-    return [*lines, Line(*decimate(xs.tolist(), values, 400), style.color, dash=style.dash, dots=not many)]
+    return [
+        *lines,
+        Line(*decimate(xs.tolist(), values, 400), style.color, dash=style.dash, dots=style.dots and not many),
+    ]
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #a5619610
 def time_unit(seconds: float) -> tuple[float, str]:

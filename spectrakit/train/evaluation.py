@@ -648,8 +648,9 @@ def _report_stopped(s: TrainState, stop_code: int, seconds: float) -> None:
 
 def _write_result(s: TrainState, weight: dict[str, float], better: bool, seconds: float) -> None:
     """Write `progress.metrics` to the log and the trackers; `weight` belongs to the monitored one."""
-    p = s.progress
+    p, (total, samples, _) = s.progress, s.progress.epoch_loss
     facts = {"epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4), "metrics": p.metrics, **weight}
+    facts["epoch_loss"] = total / samples if samples else None  # of the epoch so far
     s.record.log.write("eval", step=p.step, **facts, best=better, seconds=round(seconds, 3))
     s.call("record", p.step, p.metrics)
 

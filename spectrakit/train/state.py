@@ -55,6 +55,7 @@ class Progress:
     eval_step: int = -1
     eval_held: bool = False  # a due evaluation waits until all ranks have the same weights
     metrics: dict = field(default_factory=dict)
+    epoch_loss: tuple[float, float, int] = (0.0, 0.0, -1)  # train loss: sum over samples, their number, the epoch
 
 # %% ../../nbs/50_train/02_state.ipynb #11a54767
 @dataclass
@@ -156,7 +157,8 @@ class Interval:
     began: float = 0.0  # monotonic
     step: int = 0
     samples: int = 0
-    loss: Any = 0.0  # sum over steps; on a GPU a tensor, read at the log point
+    loss: Any = 0.0  # sum over steps, in steps of a full batch; on a GPU a tensor, read at the log point
+    short: Any = 0.0  # part that these steps lack of full batches; on a GPU perhaps a tensor
     logs: dict[str, tuple] = field(default_factory=dict)  # logged values of losses: {name: (sum, count)}
     skipped: Any = 0  # updates skipped because of a loss that is not finite; on a GPU a tensor
     paused_s: float = 0.0  # seconds of evaluating and saving
@@ -526,6 +528,8 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
     )
     if not alone and (skipped := int(s.record.interval.skipped)):
         interval["skipped"] = skipped
+    if not alone and (short := float(s.record.interval.short)):
+        interval["short"] = short
     if s.record.interval.logs and not alone:
         interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
     own = {**_boundary_random_state(s), "interval": interval, "parts": s.rank_state_dict()}

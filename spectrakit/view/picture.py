@@ -18,7 +18,19 @@ from ..system.files import replacing
 from .panels import in_a_grid, run_panels
 from .plots import GRID, INK, TRAIN, VALID, label
 from .run_state import RunState, apply_event
-from .svg import Line, Panel, are_slanted, draw_panel, escaped, is_empty, is_log, legend, short, svg_file
+from spectrakit.view.svg import (
+    MOST_DOTS,
+    Line,
+    Panel,
+    are_slanted,
+    draw_panel,
+    escaped,
+    is_empty,
+    is_log,
+    legend,
+    short,
+    svg_file,
+)
 
 # %% ../../nbs/65_view/06_picture.ipynb #c7a10006
 def _draw_line(ax: Any, line: Line) -> None:
@@ -30,7 +42,7 @@ def _draw_line(ax: Any, line: Line) -> None:
         ax.fill_between(line.x, line.y, line.to, linewidth=0, **look)
         return
     dash: Any = (0, [float(part) for part in line.dash.split()]) if line.dash else "-"
-    few = len(line.x) == 1 or (line.dots and len(line.x) <= 40)
+    few = len(line.x) == 1 or (line.dots and len(line.x) <= MOST_DOTS)
     name = f" {label(line.label, 44)}" if line.label and line.kind != "raw" else "_"  # "_" hides it from the legend
     ax.plot(
         line.x,
@@ -181,10 +193,10 @@ def few_colours(picture: bytes) -> bytes:
 
 
 def with_png(drawn: str, png: bytes, alt: str) -> str:
-    """Return HTML with SVG (class `c`, hidden) and a PNG (class `k`); a style swaps them if the viewer keeps styles."""
+    """Return HTML with a PNG (class `k`) and SVG (class `c`, hidden); a style swaps them if the viewer keeps styles."""
     source = f"data:image/png;base64,{b64encode(png).decode()}"
     image = f'<img class="k" alt="{escaped(alt, 1000)}" style="max-width:100%" src="{source}"/>'
-    return f'<div class="c" style="display:none">{drawn}</div>{image}'
+    return f'{image}<div class="c" hidden="" style="display:none">{drawn}</div>'
 
 # %% ../../nbs/65_view/06_picture.ipynb #c7a1000b
 @dataclass

@@ -300,7 +300,7 @@ def _apply_eval(s: RunState, e: dict) -> None:
         "t": s.t,
         "metrics": kept,
         "best": e.get("best") is True,
-        "loss": s.loss.last,
+        "loss": e.get("epoch_loss", s.loss.last),  # mean over its epoch so far
     }
     s.step = max(s.step, step)  # log points are rarer than evaluations
     if s.pace_from is not None and plain_number(e.get("seconds")):

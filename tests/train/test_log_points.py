@@ -13,7 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
+import spectrakit
 from in_process import trainer_in
+from spectrakit.config.compose import compose
 from spectrakit.distributed import hang_detector
 from spectrakit.distributed.hang_detector import STOP, checkpoint_file, stop_file, watched_requests
 from spectrakit.runs.events import EventLog, read_events
@@ -168,7 +170,7 @@ def test_a_late_loss_that_is_not_finite_ends_the_run_with_its_own_step(train, de
     soon = train(Plain(bad_at=21), *FEW, "trainer.log_every_n_steps=10", name="soon")
     device.late = 5
     late = train(Plain(bad_at=21), *FEW, "trainer.log_every_n_steps=10", name="late")
-    assert soon.status == late.status == "failed" and "at optimizer step 31 of epoch 4" in soon.reason
+    assert soon.status == late.status == "failed" and "at optimizer step 25 of epoch 4" in soon.reason
     assert late.reason == soon.reason
 
 
@@ -208,11 +210,90 @@ def test_the_driver_is_asked_by_another_thread(tmp_path, monkeypatch):
 def test_fast_steps_are_bounded_by_time_but_not_at_evaluations_and_the_end(train):
     words = ("trainer.log_every_n_steps=2", "trainer.log_min_seconds=3600", "trainer.check_val_every_n_epoch=5")
     result = train(Plain(), *FEW, *words, "trainer.max_epochs=19")
-    assert result.column("step", "step") == [2, 40, 80, 120, 152]
+    assert result.column("step", "step") == [2, 32, 40, 72, 80, 112, 120, 144, 152]  # an evaluated epoch has its own
     whole = train(Plain(), *FEW, "trainer.check_val_every_n_epoch=5", "trainer.max_epochs=19", name="whole")
     losses = dict(zip(whole.column("step", "step"), whole.column("step", "loss"), strict=True))
-    means = [sum(losses[i] for i in range(a + 1, b + 1)) / (b - a) for a, b in [(0, 2), (2, 40), (40, 80)]]
+    means = [sum(losses[i] for i in range(a + 1, b + 1)) / (b - a) for a, b in [(0, 2), (2, 32), (32, 40)]]
     assert result.column("step", "loss")[:3] == pytest.approx(means, rel=1e-12)
+
+
+class Known(Task):
+    "Losses that are the means of known numbers, 7 in an epoch, whatever the model does; some are not finite."
+
+    epoch = 0
+
+    def __init__(self, bad: float | None = None):
+        self.bad = bad
+
+    def datasets(self, cfg):
+        x = torch.arange(7.0)[:, None]
+        return TensorDataset(x), TensorDataset(x[:2])
+
+    def model(self, cfg):
+        return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        known = batch[0] + self.epoch if model.training else batch[0]
+        if model.training and self.bad is not None and (batch[0] == self.bad).any():
+            known = known * float("nan")
+        return 0 * model(batch[0]).mean() + known.mean()
+
+    def on_epoch(self, model, moment):
+        self.epoch = moment.epoch
+
+
+KNOWN = ("data.batch_size=2", "trainer.max_epochs=6")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer.log_every_n_steps=50",),
+        ("trainer.log_every_n_steps=3", "trainer.log_min_seconds=3600"),
+        ("trainer.log_every_n_steps=1",),
+        ("data.batch_size=1", "training.gradient_accumulation_steps=3"),
+        ("trainer.check_val_every_n_epoch=2", "trainer.log_every_n_steps=50", "trainer.log_min_seconds=3600"),
+    ],
+)
+def test_each_evaluation_shows_the_mean_train_loss_of_its_own_epoch(train, words):
+    "By samples: the last step of an epoch has one sample."
+    result = train(Known(), *KNOWN, *words, "checkpoint.enabled=false")
+    shown = {e["epoch"]: e["epoch_loss"] for e in result.events if e["type"] == "eval"}
+    assert (
+        result.reason.startswith("all")
+        and shown == pytest.approx({epoch: 3 + epoch - 1 for epoch in shown})
+        and 6 in shown
+    )
+    assert len({int(e["epoch"] - 1e-6) for e in result.events if e["type"] == "step"}) >= len(shown)
+
+
+def test_an_evaluation_within_an_epoch_shows_its_part_and_skipped_steps_do_not_count(train):
+    words = (
+        "trainer.check_val_every_n_steps=2",
+        "trainer.log_every_n_steps=50",
+    )
+    result = train(Known(bad=2), *KNOWN, *words, "checkpoint.enabled=false", "training.nan_policy=skip")
+    shown = [(e["step"], e["epoch_loss"]) for e in result.events if e["type"] == "eval"][:4]
+    means = [(0 + 1) / 2, (0 + 1 + 4 + 5 + 6) / 5, 1 + (0 + 1) / 2, 1 + (0 + 1 + 4 + 5 + 6) / 5]
+    assert shown == [(2 * k, pytest.approx(mean)) for k, mean in enumerate(means, 1)]
+
+
+@pytest.mark.parametrize("stop_at", [5, 6, 8])
+def test_a_run_resumed_within_an_epoch_shows_the_same_train_loss(train, stop_at):
+    words = (*KNOWN, "trainer.log_every_n_steps=3", "checkpoint.every_n_steps=1")
+    whole = train(Known(), *words, name="whole")
+    steps = []
+
+    class Counting(Known):
+        def loss(self, model, batch):
+            steps.append(1) if model.training else None
+            return super().loss(model, batch)
+
+    first = train(Counting(), *words, name="parts", stop=lambda: STOP if len(steps) >= stop_at else 0)
+    assert first.status == "interrupted" and first.events[-1]["step"] < 24
+    resumed = train(Known(), *words, name="parts", resume=True)
+    rows = {e["epoch"]: e["epoch_loss"] for e in resumed.events if e["type"] == "eval" and e["epoch"] % 1 == 0}
+    assert rows == pytest.approx({e["epoch"]: e["epoch_loss"] for e in whole.events if e["type"] == "eval"})
 
 
 def test_a_request_is_found_by_a_thread_and_served_once(tmp_path, monkeypatch):
@@ -256,3 +337,13 @@ def test_a_log_behind_keeps_order_and_loses_nothing(tmp_path, monkeypatch):
     assert [e["step"] for e in events if e["type"] == "step"] == list(range(300))
     assert [e["t"] for e in events] == sorted(e["t"] for e in events)
     log.close()  # again
+
+
+@pytest.mark.slow
+def test_two_ranks_show_the_mean_train_loss_over_the_samples_of_both(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("data.micro_batch_size=2", "trainer.devices=2", "trainer.max_epochs=3", "trainer.log_every_n_steps=50")
+    fixed = ("local/accumulate_grad_batches=debug", "trainer.accelerator=cpu", "checkpoint.enabled=false")
+    run = spectrakit.fit(Known(), compose(*fixed, *words), show=False)
+    shown = [event["epoch_loss"] for event in run.events if event["type"] == "eval"]
+    assert run.status == "completed" and shown == pytest.approx([3, 4, 5])  # 7 samples: 4, then 2 and 1

@@ -27,7 +27,17 @@ from ...task.checks.failure_report import Failure, explain_failure
 from .buttons import Buttons
 from .cards import failure_card, log_drawer, pictures_card
 from .earlier_runs import Ghost, comparison
-from .frame import Announcer, FrameContext, body, has_values, header, page, phase, toggles
+from spectrakit.view.cell.frame import (
+    Announcer,
+    FrameContext,
+    body,
+    has_values,
+    header,
+    page,
+    phase,
+    text_table,
+    toggles,
+)
 from ..figures import start_phases
 from ..picture import few_colours, plot_curves
 from ..run_state import RunState, StepReader, apply_event
@@ -363,7 +373,7 @@ def _close(view: LiveView) -> None:
         _close_header(view, bool(picture))
     if picture or view._below._handle:
         html = body(view.state, _context(view, view.detached), view.options.log, picture)
-        view._below.show("curves" if picture else "", text_html=html, image_png=picture)
+        view._below.show(text_table(view.state), text_html=html, image_png=picture)
     _show_pictures(view)
     if (drawer := log_drawer(view.run_dir, "nothing was printed" * bool(view._drawer._handle))) or view._drawer._handle:
         view._drawer.show("", text_html=drawer)
