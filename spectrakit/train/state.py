@@ -526,10 +526,8 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
         if alone and s.context.world_size > 1
         else {"step": s.record.interval.step, "loss": float(s.record.interval.loss)}
     )
-    if not alone and (skipped := int(s.record.interval.skipped)):
-        interval["skipped"] = skipped
-    if not alone and (short := float(s.record.interval.short)):
-        interval["short"] = short
+    if not alone:
+        interval |= {"skipped": int(s.record.interval.skipped), "short": float(s.record.interval.short)}
     if s.record.interval.logs and not alone:
         interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
     own = {**_boundary_random_state(s), "interval": interval, "parts": s.rank_state_dict()}
