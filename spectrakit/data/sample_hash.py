@@ -8,14 +8,14 @@ __all__ = ['MOST_PARTS', 'content_hash', 'held_by', 'is_inside', 'state_of']
 # %% ../../nbs/10_data/02_sample_hash.ipynb #d1d00003
 import contextlib
 import hashlib
-import sys
-import sysconfig
 from collections import deque
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from ..system.errors import is_own, is_own_module
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #8a380c0c
 class _Unknown(Exception):
@@ -76,16 +76,6 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, type(None)
 _DATA = frozenset({"numpy", "pandas", "pyarrow", "polars", "h5py", "scipy", "PIL"})  # packages with objects of one part
 
 
-@cache
-def _is_own(module: str) -> bool:
-    """Check whether a module is the user's own: neither installed nor part of this package."""
-    root = module.partition(".")[0]
-    if root == "__main__" or root in sys.stdlib_module_names or root == "spectrakit":
-        return root == "__main__"
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return not file.startswith(tuple(sysconfig.get_paths().values()))
-
-
 def _names(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for part in code.co_consts:
@@ -99,7 +89,7 @@ def _code_parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield "", value.__func__
     elif isinstance(value, property):
         yield "", value.fget
-    elif isinstance(value, FunctionType) and _is_own(value.__module__ or ""):
+    elif isinstance(value, FunctionType) and is_own(value):
         known = value.__globals__
         yield from ((f"<{name}>", known[name]) for name in _names(value.__code__) if name in known)
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
@@ -107,10 +97,10 @@ def _code_parts(value: Any) -> Iterator[tuple[str, Any]]:
             with contextlib.suppress(ValueError):  # empty cell
                 yield f"<{name}>", cell.cell_contents
         yield "()", [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    elif isinstance(value, type) and _is_own(value.__module__):
+    elif isinstance(value, type) and is_own(value):
         yield from ((f".{name}", part) for name, part in vars(value).items() if name != "__dict__")
         yield from (("@", base) for base in value.__bases__)
-    elif isinstance(value, ModuleType) and _is_own(value.__name__):
+    elif isinstance(value, ModuleType) and is_own_module(value.__name__):
         yield from ((f".{name}", part) for name, part in vars(value).items() if not name.startswith("__"))
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #4e1d0005

@@ -37,10 +37,7 @@ from ..system.precision import choose_channels_last, choose_matmul, choose_preci
 
 # %% ../../nbs/15_distributed/05_context.ipynb #23a2fc01
 def usable_gpu(index: int = 0) -> tuple[bool, str]:
-    """Return whether CUDA runs an operation on GPU `index`, and the reason.
-
-    This initialises CUDA, so only the training process may call it.
-    """
+    """Return whether CUDA runs an operation on GPU `index`, and the reason. This initialises CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -61,7 +58,7 @@ def usable_gpu(index: int = 0) -> tuple[bool, str]:
 def choose_device(requested: str, index: int = 0) -> tuple[str, str]:
     """Return the device type for `trainer.accelerator` ('auto', 'gpu' or 'cpu') and the reason.
 
-    Raises RequestError if a GPU is requested and none is usable.
+    Raise RequestError if a requested GPU is not usable.
     """
     if requested == "cpu":
         return "cpu", "cpu: as asked"
@@ -89,16 +86,13 @@ class Gathering:
     work: Any = None  # None: one process only
 
     def __call__(self, at_most_s: float | None = None) -> list[list[float]]:
-        """Return a row for each rank; raise RuntimeError if a rank is gone or exceeds `at_most_s` seconds (default:
-        no limit).
-        """
+        """Return a row for each rank. Raise RuntimeError if a rank is gone or exceeds `at_most_s` seconds."""
         if self.work is not None:
             self.work.wait(*([] if at_most_s is None else [timedelta(seconds=at_most_s)]))
         return [row.tolist() for row in self.rows]
 
 
 def _gathering_numbers(numbers: list[float], world_size: int, group: Any) -> Gathering:
-    """Begin to exchange `numbers` in double precision with the ranks of `group`."""
     import torch
     import torch.distributed as dist
 
@@ -113,7 +107,7 @@ _left: list[Any] = []  # former groups of this process
 
 
 def leave_groups() -> None:
-    """Leave all process groups and keep references to them until the process ends."""
+    """Leave all process groups; keep references to them until the process ends."""
     import torch.distributed as dist
 
     _left.extend(dist.distributed_c10d._world.pg_map)
@@ -139,14 +133,14 @@ class ObjectExchange:
         return values
 
     def gather_on_main(self, value: Any) -> list | None:
-        """Return the `value` of each rank, in rank order, on rank 0; None elsewhere."""
+        """Return the `value` of each rank, in rank order, on rank 0."""
         values = [value] * self.world_size if self.is_main else None
         if self.world_size > 1:
             _distributed().gather_object(value, values, dst=0, group=self.group)
         return values
 
     def gather_by_index(self, rows: dict[int, Any]) -> dict[int, Any] | None:
-        """Return the values of all ranks sorted by index, each index once, on rank 0; None elsewhere."""
+        """Return the values of all ranks sorted by index, each index once, on rank 0."""
         if (parts := self.gather_on_main(rows)) is None:
             return None
         together = {index: value for part in parts for index, value in part.items()}
@@ -169,7 +163,7 @@ class Exchange(ObjectExchange):
         return self.gathering_numbers(numbers)()
 
     def gathering_numbers(self, numbers: list[float]) -> Gathering:
-        """Begin `gather_numbers` without waiting; call the result to wait."""
+        """Begin `gather_numbers`; call the result to wait."""
         return _gathering_numbers(numbers, self.world_size, self.group)
 
     def reduce(self, numbers: list[float]) -> list[float]:
@@ -189,7 +183,7 @@ class Exchange(ObjectExchange):
         self.gather_numbers([0.0])
 
     def leave(self) -> None:
-        """Leave the process group; no exchange is possible afterwards."""
+        """Leave the process group for good."""
         if self.world_size == 1:
             return
         import torch.distributed as dist
@@ -199,7 +193,7 @@ class Exchange(ObjectExchange):
 
 # %% ../../nbs/15_distributed/05_context.ipynb #2d15a451
 def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
-    """Step `optimizer` through the gradient `scaler`; return a tensor on `device`, True if the update was skipped."""
+    """Step `optimizer` through the gradient `scaler`; return a tensor, True if the update was skipped."""
     scaler.step(optimizer)
     overflows = scaler._found_inf_per_device(optimizer)  # private; the public way waits for the GPU
     skipped = sum(value.to(device) for value in overflows.values()) > 0
@@ -208,7 +202,6 @@ def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #d2255129
 def _place_model(model: Any, accelerator: Any, sync_batchnorm: bool) -> Any:
-    """Return `model` on its device, with autocast in its forward pass and, if asked for, synchronised batch norm."""
     if sync_batchnorm:
         import torch
 
@@ -240,9 +233,7 @@ def _with_default(function: Callable, device: Any) -> Callable:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #5eed0b02
 def lay_out(model: Any, channels_last: bool) -> bool:
-    """Set the weights of 2D convolutions in `model` to channels last if asked; return whether it has such
-    convolutions.
-    """
+    """Set the weights of 2D convolutions to channels last if asked; return whether there are any."""
     import torch
 
     kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
@@ -325,7 +316,7 @@ class RunContext(Exchange):
         return self.accelerator.scaler
 
     def scaled_step(self, optimizer: Any) -> Any:
-        """Make an fp16 optimizer step; return a tensor, True if gradients overflowed and the update was skipped."""
+        """Make an fp16 optimizer step; return a tensor, True if the update was skipped."""
         return step_with_scaler(self.scaler, optimizer, self.device)
 
     def prepare(self, model: Any) -> Any:
@@ -362,11 +353,11 @@ class RunContext(Exchange):
         return self.strategy in ("ddp", "diloco") and not self.sharded and not is_ddp(model)
 
     def with_new_exchange(self, model: Any) -> Any:
-        """Renew DDP, if used, after the set of trainable parameters changed."""
+        """Renew DDP after the set of trainable parameters changed."""
         return wrap_in_ddp_again(model, self.with_exchange) if is_ddp(model) else model
 
     def in_precision(self, function: Callable) -> Callable:
-        """Wrap `function`, such as a loss, to run in the run's precision; unchanged for fp32 and sharded models."""
+        """Wrap a function to run in the run's precision; unchanged for fp32 and sharded models."""
         function = _with_default(function, self.device) if self.makes_here else function
         whole = self.mixed_precision == "no" or self.sharded
         return function if whole else _with_autocast(function, self.accelerator)
@@ -376,9 +367,7 @@ class RunContext(Exchange):
         return unwrapped(model)
 
     def plain(self, model: Any) -> Any:
-        """Return the model for passes without gradients: without DDP, because ranks may make different numbers of
-        passes.
-        """
+        """Return the model for passes without gradients, whose number may differ between ranks: without DDP."""
         return self.unwrap(model) if self.strategy == "ddp" else model
 
     def gradient_sync(self, model: Any) -> Callable[[bool], None] | None:
@@ -391,7 +380,6 @@ class RunContext(Exchange):
 
 # %% ../../nbs/15_distributed/05_context.ipynb #23a2fc06
 def _gpus(hardware: Platform, index: int) -> tuple[Gpu, ...]:
-    """Return the GPU of this process; asks torch if the platform does not know it."""
     if hardware.gpus:
         return hardware.gpus[index : index + 1] or hardware.gpus[:1]
     import torch
@@ -401,7 +389,6 @@ def _gpus(hardware: Platform, index: int) -> tuple[Gpu, ...]:
 
 
 def _choose_backend(config: Config, device: str) -> tuple[str, str | None]:
-    """Return the backend, nccl or gloo, and a reason if it is not the requested one."""
     d = config.distributed
     backend = ("nccl" if device == "cuda" else "gloo") if d.backend == "auto" else d.backend
     if backend != "nccl" or device != "cpu":
@@ -414,7 +401,7 @@ def _choose_backend(config: Config, device: str) -> tuple[str, str | None]:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #b8d77248
 def choose_exchange(config: Config, context: RunContext) -> tuple[str, dict[str, str]]:
-    """Return when gradients are exchanged, overlap or after_backward, and the reason if there was a choice."""
+    """Return when gradients are exchanged, overlap or after_backward, and the reason for a choice."""
     asked, on_gpu = config.distributed.gradient_exchange, context.device.type == "cuda"
     if context.strategy != "ddp":
         return "overlap", {}
@@ -435,7 +422,6 @@ def choose_exchange(config: Config, context: RunContext) -> tuple[str, dict[str,
 
 # %% ../../nbs/15_distributed/05_context.ipynb #4ee80cf9
 def _file_rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield torch the file store of the ranks of this machine, this rank and their number."""
     from torch.distributed import FileStore
 
     place = rank_of(os.environ)
@@ -446,7 +432,7 @@ def _file_rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: 
 
 
 def _meeting_address() -> str | None:
-    """Return the address of the meeting file of this machine's ranks; None if the launcher named none."""
+    """Return the address of the meeting file of this machine's ranks, if the launcher named one."""
     if STORE_FILE not in os.environ:
         return None
     from torch.distributed.rendezvous import register_rendezvous_handler
@@ -485,7 +471,7 @@ def _accelerator_options(config: Config, backend: str, strategy: str, device: st
 # %% ../../nbs/15_distributed/05_context.ipynb #1e49ce60
 @contextlib.contextmanager
 def _on_cpu(device: str) -> Iterator[None]:
-    """Let Accelerate use CPUs inside this block; without the variable it would see each process as its own run."""
+    """Let Accelerate use CPUs; otherwise it would see each process as its own run."""
     before = os.environ.get("ACCELERATE_USE_CPU")
     if device == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -500,7 +486,7 @@ def _on_cpu(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Hide leftover launcher variables inside this block; Accelerate would join their group."""
+    """Hide leftover launcher variables; Accelerate would join their group."""
     before = {name: os.environ.pop(name) for name in LAUNCHER_VARIABLES if name in os.environ}
     try:
         yield
@@ -516,7 +502,7 @@ def _cpu_group(config: Config, backend: str) -> Any:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #4c8de24f
 def share_page(ranks: Exchange) -> SharedPage | None:
-    """Return a new page shared by `ranks`, which are on one machine; None if there is no room for it."""
+    """Return a new page shared by `ranks` of one machine; None without room."""
     try:
         page = create_page(ranks.world_size) if ranks.is_main else None
     except OSError:
@@ -531,7 +517,7 @@ def share_page(ranks: Exchange) -> SharedPage | None:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #aacf92da
 def _make_accelerator(config: Config, place: Rank, device: str, precision: str, backend: str, strategy: str) -> Any:
-    """Create the Accelerator of this rank, which joins the group; raise RuntimeError if it counts other processes."""
+    """Create the Accelerator of this rank, which joins the group. Raise RuntimeError if it counts other processes."""
     from accelerate import Accelerator
 
     options = _accelerator_options(config, backend, strategy, device)
@@ -569,7 +555,7 @@ class _Wait:
         return 10 * self.config.launch.start_timeout_s if own == "auto" else float(own)
 
     def poll(self, missing: int) -> None:
-        """Wait briefly; raise KeyboardInterrupt if a stop is requested, RequestError after the limit."""
+        """Wait briefly. Raise KeyboardInterrupt if a stop is requested, RequestError after the limit."""
         if self.stop_requested():
             raise KeyboardInterrupt
         waited_s, who = time.monotonic() - self.began, f"RANK={self.place.rank}, WORLD_SIZE={self.place.world_size}"
@@ -596,9 +582,9 @@ def _accepts_connections(host: str, port: int) -> bool:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #06d262e8
 def _wait_for_all(config: Config, place: Rank, stop_requested: Callable[[], int]) -> Any:
-    """Wait until all ranks of another launcher are present; return the store, which keeps the meeting port open.
+    """Wait for all ranks of another launcher; return the store, which keeps the meeting port open.
 
-    Raises RequestError if a rank is late, KeyboardInterrupt if a stop is requested.
+    Raise RequestError if a rank is late, KeyboardInterrupt if a stop is requested.
     """
     import torch.distributed as dist
 
@@ -627,7 +613,7 @@ def _wait_for_all(config: Config, place: Rank, stop_requested: Callable[[], int]
 
 # %% ../../nbs/15_distributed/05_context.ipynb #106109e7
 def _worker_groups(config: Config, context: RunContext, device: str) -> tuple[Any, Any]:
-    """Return the mesh workers × shards (None without shards) and the CPU group of ranks with the same shard."""
+    """Return the mesh workers × shards, if any, and the CPU group of ranks with the same shard."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shards = config.diloco.shards
@@ -685,7 +671,6 @@ def _connect(
 
 # %% ../../nbs/15_distributed/05_context.ipynb #5eed0b04
 def _set_matmul() -> str | None:
-    """Return the precision of float32 products set in this process; None for torch's default."""
     import torch
 
     try:
@@ -696,7 +681,6 @@ def _set_matmul() -> str | None:
 
 
 def _choose_kernels(config: Config, gpus: tuple[Gpu, ...], precision: str, reasons: dict) -> dict[str, Any]:
-    """Return the arguments of `RunContext` for kernels; add the reasons of choices to `reasons`."""
     t, d = config.trainer, config.distributed
     sharded = d.strategy == "fsdp" or (d.strategy == "diloco" and config.diloco.shards > 1)
     matmul, why_matmul = choose_matmul(t.float32_matmul, gpus, precision)
@@ -719,12 +703,14 @@ def create_run_context(
     """Create the context for `config` on this machine, for one process or one rank of several.
 
     Args:
-        config: the configuration
-        hardware: platform of this machine
-        heartbeat: progress reports on the launcher's page (default: none)
-        stop_requested: called while waiting for ranks of another launcher; nonzero ends the wait (default: never)
+        config: The configuration.
+        hardware: Platform of this machine.
+        heartbeat: Progress reports on the launcher's page.
+        stop_requested: Called while waiting for ranks of another launcher; nonzero ends the wait.
 
-    Raises RequestError for an impossible request, KeyboardInterrupt after a requested stop.
+    Raises:
+        RequestError: For an impossible request.
+        KeyboardInterrupt: After a requested stop.
     """
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState

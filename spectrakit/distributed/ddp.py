@@ -38,7 +38,7 @@ def wrap_in_ddp_again(model: Any, wrap: Callable[[Any], Any]) -> Any:
 
 # %% ../../nbs/15_distributed/04_ddp.ipynb #2acf7aa4
 def ddp_gradient_sync(module: Any, static_graph: bool) -> Callable[[bool], None]:
-    """Return a function that sets, before a forward pass of the DDP `module`, whether gradients are exchanged."""
+    """Return a function that sets, before a forward pass of `module`, whether gradients are exchanged."""
     # a static graph needs exchanges in all micro batches of the first step
     first = [True] * static_graph
 
@@ -71,7 +71,7 @@ def gradient_sync(model: Any, static_graph: bool) -> Callable[[bool], None]:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the task's module inside a prepared model; unlike Accelerate's function without importing the compiler."""
+    """Return the task's module inside a prepared model, without importing the compiler."""
     from torch.nn.parallel import DistributedDataParallel
 
     inner = getattr(model, "_orig_mod", model)

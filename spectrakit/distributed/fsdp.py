@@ -53,7 +53,6 @@ _HALF = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def _policy(mixed_precision: str, root: bool) -> Any:
-    """Return the precision of a unit; only the root casts its outputs."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -77,10 +76,7 @@ def _shard_units(model: Any, mesh: Any, mixed_precision: str) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc04
 def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
-    """Copy rank 0's values into `tensors` on all ranks.
-
-    `device` is the one for communication (default: that of the tensors).
-    """
+    """Copy rank 0's values into `tensors` on all ranks, which communicate through `device`."""
     import torch.distributed as dist
 
     for tensor in tensors:
@@ -90,10 +86,7 @@ def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #c616d7bd
 def _prepare(model: Any, device: Any = None) -> None:
-    """Prepare a model for sharding: weights of rank 0, contiguous.
-
-    Raise RequestError for a parameter without dimensions.
-    """
+    """Prepare a model for sharding: weights of rank 0, contiguous. Raise RequestError for a 0-dim parameter."""
     import torch
 
     for name, parameter in model.named_parameters():
@@ -108,7 +101,6 @@ def _prepare(model: Any, device: Any = None) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc06
 def _reshard_after_forward(model: Any, kind: str) -> Any:
-    """Make `model` see writes into its shards, and average gradients correctly on CPUs."""
     from torch.distributed.fsdp import FSDPModule
 
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -136,9 +128,9 @@ def _check_torch(kind: str) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc05
 def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
-    """Shard `model` in place; all ranks must call it, before the optimizer is built.
+    """Shard `model` in place, before the optimizer is built. All ranks must call it.
 
-    `mesh` is a DeviceMesh (default: all ranks), `mixed_precision` no, bf16 or fp16. Raises RequestError if the model
+    `mesh` is a DeviceMesh (default: all ranks), `mixed_precision` no, bf16 or fp16. Raise RequestError if the model
     cannot be sharded, or not by this torch on a CPU.
     """
     import torch.distributed as dist
@@ -156,7 +148,7 @@ def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
 def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
     """Shard `model` through `accelerator`, created with FullyShardedDataParallelPlugin(fsdp_version=2).
 
-    All ranks must call it, before the optimizer is built with the parameters of the result.
+    All ranks must call it, before the optimizer is built.
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -173,9 +165,9 @@ def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc08
 def whole(tree: Any, keep: bool = True) -> Any:
-    """Return nested dicts, lists and tuples with whole tensors, copied to the CPU. All ranks must call it.
+    """Return nested dicts, lists and tuples with whole tensors on the CPU. All ranks must call it.
 
-    With `keep=False` tensors become None, and one tensor at a time is in memory.
+    With `keep=False` tensors become None, and one at a time is in memory.
     """
     import torch
 
@@ -195,10 +187,7 @@ def whole(tree: Any, keep: bool = True) -> Any:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc09
 def _part(tensor: Any, parameter: Any) -> Any:
-    """Return a copy of a whole tensor with the device and sharding of `parameter`.
-
-    All ranks must call it; rank 0's values count.
-    """
+    """Return rank 0's whole tensor with the device and sharding of `parameter`. All ranks must call it."""
     values = tensor.detach().to(parameter.device, copy=True)
     if not _is_dtensor(parameter):
         return values
@@ -224,7 +213,6 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _renew_groups(optimizer: Any) -> None:
-    """Update `param_groups` to the groups of the inner optimizers, which torch's `load_state_dict` replaces."""
     inner = [group for part in _inner_optimizers(optimizer) for group in part.param_groups]
     held = optimizer.param_groups
     same = [[id(q) for q in group["params"]] for group in held] == [[id(q) for q in group["params"]] for group in inner]
@@ -233,7 +221,7 @@ def _renew_groups(optimizer: Any) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc10
 def optimizer_groups(state: Any) -> list[dict] | None:
-    """Return the groups in an optimizer's state; None if it differs in form from torch's own optimizers."""
+    """Return the groups in an optimizer's state; None if its form is not that of torch's optimizers."""
     parts = (state.get("state"), state.get("param_groups")) if isinstance(state, dict) else (None, None)
     if not (isinstance(parts[0], dict) and isinstance(parts[1], list)):
         return None
@@ -242,10 +230,9 @@ def optimizer_groups(state: Any) -> list[dict] | None:
 
 
 def load_whole_optimizer(optimizer: Any, state: Any) -> None:
-    """Load a whole optimizer state into an optimizer of plain or sharded parameters. All ranks must call it.
+    """Load a whole optimizer state for plain or sharded parameters. All ranks must call it.
 
-    An optimizer of another form, such as a combined one, loads the state unchanged. Raises torch's ValueError if the
-    groups differ.
+    A combined optimizer loads the state unchanged. Raise torch's ValueError if the groups differ.
     """
     import torch
 
@@ -270,7 +257,6 @@ def load_whole_optimizer(optimizer: Any, state: Any) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc12
 def _check_fit(own: dict, state: dict) -> None:
-    """Raise RuntimeError if names or shapes in `state` differ from the model's."""
     wrong = [f"{name} is missing" for name in own if name not in state]
     wrong += [f"{name} is not in the model" for name in state if name not in own]
     shapes = {
@@ -301,10 +287,7 @@ def _empty_like_main(state: dict | None) -> dict:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #32ac813b
 def take_types(module: Any, state: dict) -> None:
-    """Give the buffers of `module` their types in a saved `state`; parameters keep theirs.
-
-    A module may replace a buffer by a tensor of another type in training.
-    """
+    """Give the buffers of `module` their types in a saved `state`, which training may have changed."""
     parts = dict(module.named_modules())
     for name, buffer in list(module.named_buffers()):
         kind, owner = getattr(state.get(name), "dtype", buffer.dtype), parts[name.rpartition(".")[0]]
@@ -318,13 +301,13 @@ def load_whole_model(
     """Load a whole state dict into a plain or sharded `module`. All ranks must call it.
 
     Args:
-        module: the model
-        state: weights by name, in whole shapes
-        broadcast_from_main: use rank 0's weights; other ranks may pass None (default: False)
-        kept: names that may be missing and stay unchanged (default: none)
+        module: The model.
+        state: Weights by name, in whole shapes.
+        broadcast_from_main: Use rank 0's weights; other ranks may pass None.
+        kept: Names that may be missing and stay unchanged.
 
     Raises:
-        RuntimeError: on all ranks, before loading, if names or shapes differ
+        RuntimeError: On all ranks, before loading, if names or shapes differ.
     """
     import torch
 
@@ -349,7 +332,7 @@ def load_whole_model(
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
-    """Clip the gradients of all parameters to the total norm `limit`; return their former norm, a 0-dim tensor."""
+    """Clip the gradients to the total norm `limit`; return their former norm, a 0-dim tensor."""
     import torch
     from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -365,7 +348,7 @@ def gradient_norm_clip(params: list, limit: float) -> Any:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #a79add8f
 def gradient_value_clip(params: list, limit: float) -> None:
-    """Clip each value of the gradients to the range from -`limit` to `limit`."""
+    """Clip each value of the gradients to ±`limit`."""
     import torch
 
     grads = [q.grad.to_local() if _is_dtensor(q.grad) else q.grad for q in params if q.grad is not None]
@@ -388,7 +371,7 @@ def scale(grads: list, factor: Any) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc14
 def all_finite(params: Iterable[Any], group: Any = None) -> bool:
-    """Check whether all weights are finite. Ranks of a sharded model must all call it and get the same result.
+    """Check whether all weights are finite. All ranks of a sharded model must call it.
 
     `group` communicates through the CPU (default: the default group, on the weights' device).
     """

@@ -25,9 +25,9 @@ def buckets(tensors: list, most_bytes: int) -> Iterator[list[int]]:
 
 # %% ../../nbs/15_distributed/03_gradient_averaging.ipynb #777c3f9c
 def send_from_main(tensors: Iterable[Any], most_bytes: int = 25 * 2**20) -> None:
-    """Copy rank 0's values into dense `tensors` on all ranks. All ranks must call it with equal shapes.
+    """Copy rank 0's values into dense `tensors` on all ranks, in buckets of `most_bytes`.
 
-    `most_bytes` is the size of a bucket (default: 25 MiB).
+    All ranks must call it with equal shapes.
     """
     import torch
     import torch.distributed as dist
@@ -43,7 +43,7 @@ def send_from_main(tensors: Iterable[Any], most_bytes: int = 25 * 2**20) -> None
 def average_gradients(params: list, world_size: int, most_bytes: int = 25 * 2**20) -> None:
     """Replace the gradients of `params`, each of which has one, by their means over `world_size` ranks.
 
-    All ranks must call it with the same parameters. `most_bytes` is the size of a bucket (default: 25 MiB).
+    All ranks must call it with the same parameters. `most_bytes` is the size of a bucket.
     """
     import torch
     import torch.distributed as dist
@@ -64,12 +64,12 @@ def average_gradients(params: list, world_size: int, most_bytes: int = 25 * 2**2
 class GradientAverage:
     """Average of gradients over all ranks after the backward pass.
 
-    Args:
-        named: (name, parameter) of trainable parameters
-        world_size: number of ranks
-        gather: returns the values of all ranks
-        ask_always: compare the used parameters in each step (default: False, first step only)
-        most_bytes: size of a bucket (default: 25 MiB)
+    Attributes:
+        named: (name, parameter) of trainable parameters.
+        world_size: Number of ranks.
+        gather: Returns the values of all ranks.
+        ask_always: Compare the used parameters in each step, not only the first.
+        most_bytes: Size of a bucket.
     """
 
     named: list[tuple[str, Any]]
@@ -80,7 +80,7 @@ class GradientAverage:
     used: list[int] = field(default_factory=list)  # indices in `named` with a gradient on any rank; empty: unknown
 
     def __call__(self) -> None:
-        """Average the gradients; raise RuntimeError for a gradient that other ranks do not exchange."""
+        """Average the gradients. Raise RuntimeError for a gradient that other ranks do not exchange."""
         here = [i for i, (_, q) in enumerate(self.named) if q.requires_grad and q.grad is not None]
         if not self.used or self.ask_always:
             self.used = sorted(set().union(*self.gather(here)))

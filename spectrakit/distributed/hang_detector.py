@@ -51,7 +51,7 @@ _STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _CONNECTED, _MICRO_BATCHES, _TRY, 
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #5c1e86ea
 def try_lock(handle: int) -> bool:
-    """Try to lock an open file; return False if another process has the lock, or locks are not supported."""
+    """Lock an open file; return False if another process has the lock, or locks are not supported."""
     try:
         import fcntl
 
@@ -62,7 +62,6 @@ def try_lock(handle: int) -> bool:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #dd2571e0
 def _map_page(path: Path | None, size: int, create: bool) -> mmap.mmap:
-    """Map `size` bytes of the file at `path`; private memory if `path` is None."""
     if path is None:
         return mmap.mmap(-1, size)
     handle = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
@@ -107,7 +106,7 @@ def page_file(run_dir: Path) -> Path:
 
 
 def read_step(page: Path | str) -> int:
-    """Return the last optimizer step of the first rank on the page at this path; -1 before training or without one."""
+    """Return the last optimizer step of the first rank on the page at this path; -1 without one."""
     name, place = Path(page).name, (_HEAD + _STEP) * 8
     if not name.startswith("spectrakit-page-"):
         return -1  # another file
@@ -120,10 +119,7 @@ def read_step(page: Path | str) -> int:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fc02
 def remove_stale_pages(folder: str | Path, older_s: float = 60.0) -> list[str]:
-    """Delete pages of dead launchers in `folder` and return their names.
-
-    Pages younger than `older_s` seconds stay, because a new page is not locked yet.
-    """
+    """Delete pages of dead launchers older than `older_s` seconds; return their names."""
     removed = []
     for path in Path(folder).glob("spectrakit-page-*"):
         with contextlib.suppress(OSError):
@@ -139,9 +135,9 @@ def remove_stale_pages(folder: str | Path, older_s: float = 60.0) -> list[str]:
 
 
 def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPage:
-    """Create a page in the first of `folders` with room (default: shared memory, then the folder for temporary files).
+    """Create a page in the first of `folders` with room (default: shared memory, then the temporary folder).
 
-    Raises OSError with the reason for each folder if none has room.
+    Raise OSError with the reasons if none has room.
     """
     name, problems = f"spectrakit-page-{os.getpid()}-{os.urandom(4).hex()}", []
     for folder in folders or ("/dev/shm", temporary_folder()):
@@ -154,9 +150,7 @@ def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPag
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #d71c8f0f
 def _wait_for(cells: memoryview, row: int, step: int, column: int = _STEP) -> None:
-    """Wait until the rank with this `row` has done `step`, or reached it in another `column`; raise RuntimeError if
-    it failed.
-    """
+    """Wait until the rank with this `row` has reached `step` in `column`. Raise RuntimeError if it failed."""
     waited = 0
     while cells[row + column] < step:
         if cells[row + _FLAGS] & FAILED:
@@ -251,7 +245,7 @@ LOOK_S = 0.25  # between two looks for the files
 def watched_requests(run_dir: Path, looks: bool = True) -> Iterator[Callable[[], int]]:
     """Yield a function that returns `requested_by_files`, for which a thread looks a few times a second.
 
-    Only after it found a file the caller looks, too: the request may be served. Without `looks` there are none.
+    After a find the caller looks, too: the request may be served. Without `looks` there are none.
     """
     if not looks:
         yield lambda: 0
@@ -284,10 +278,9 @@ def clear_agreement(page: SharedPage) -> None:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #30917fe4
 def ranks_without_memory(heartbeat: Heartbeat, number: int, ran_out: bool = False) -> list[int]:
-    """Report this rank's passes of try `number` and wait for the others; return the ranks of this machine that ran out
-    of memory.
+    """Report whether this rank's try `number` `ran_out` of memory; return the ranks of this machine that did.
 
-    `ran_out` says whether this rank did. Raises RuntimeError if a rank failed.
+    Raise RuntimeError if a rank failed.
     """
     cells, mine = heartbeat._cells, heartbeat._mine
     column = _RAN_OUT + number % 2  # a rank may be one try ahead, not two
@@ -302,7 +295,7 @@ def ranks_without_memory(heartbeat: Heartbeat, number: int, ran_out: bool = Fals
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #eea01759
 def set_deadline(page: SharedPage, deadline_s: float | None) -> None:
-    """Set the time by the machine's monotonic clock at which the processes must be gone; None: never."""
+    """Set the time by the monotonic clock at which the processes must be gone; None: never."""
     page.cells[_DEADLINE_US] = 0 if deadline_s is None else max(1, min(2**62, int(1e6 * deadline_s)))
 
 
@@ -314,8 +307,8 @@ def get_deadline(page: SharedPage) -> float | None:
 def warm_up(took: Sequence[float]) -> int:
     """Return the number of warm-up steps: the first one, and all up to a step three times as long as any later one.
 
-    `took` has the durations in seconds. At least as many steps must follow, so repeated waits, as at each epoch's
-    start, do not count.
+    `took` has the durations in seconds. As many steps must follow, so repeated waits, as at an epoch's start, do not
+    count.
     """
     import numpy as np
 
@@ -365,10 +358,7 @@ class Pace:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #f54094d0
 class RankStates:
-    """Progress of the ranks of this machine on `page`.
-
-    `first_rank` is the global rank of the first row (default: 0).
-    """
+    """Progress of the ranks of this machine on `page`; `first_rank` is the global rank of its first row."""
 
     def __init__(self, page: SharedPage, first_rank: int = 0):
         self.page, self.first_rank = page, first_rank
@@ -420,13 +410,13 @@ class Stuck:
 class HangLimits:
     """Limits in seconds for a rank without progress.
 
-    Args:
-        factor: number of slowest steps allowed
-        floor_s: minimum; ten times as much in QUIET phases
-        start_s: limit until the ranks have connected (default: as in QUIET phases)
-        most_s: maximum (default: none)
-        first_s: maximum before the first progress, if larger (default: 60)
-        alone: ranks do not wait for each other, so a preparing rank has not begun (default: False)
+    Attributes:
+        factor: Number of slowest steps allowed.
+        floor_s: Minimum; ten times as much in QUIET phases.
+        start_s: Limit until the ranks have connected (default: as in QUIET phases).
+        most_s: Maximum.
+        first_s: Maximum before the first progress, if larger.
+        alone: Ranks do not wait for each other, so a preparing rank has not begun.
     """
 
     factor: float
@@ -439,7 +429,7 @@ class HangLimits:
     def allowed_s(self, phases: set[str], p99_s: float, heard: bool = True) -> float:
         """Return the seconds allowed without progress.
 
-        `phases` are those of the ranks, `p99_s` their step duration; `heard` says whether any rank has made progress.
+        `phases` are those of the ranks, `p99_s` their step duration, `heard` whether any rank has made progress.
         """
         begun = heard and not (self.alone and phases <= BEGINNING)
         patience = 10 if phases & set(QUIET) - {"starting"} else 1
@@ -452,10 +442,10 @@ class HangLimits:
 class HangDetector:
     """Detector of stuck ranks.
 
-    Args:
-        ranks: progress of this machine's ranks
-        limits: allowed seconds without progress
-        clock: monotonic seconds
+    Attributes:
+        ranks: Progress of this machine's ranks.
+        limits: Allowed seconds without progress.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, ranks: RankStates, limits: HangLimits, clock: Callable[[], float] = time.monotonic):

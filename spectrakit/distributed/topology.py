@@ -32,7 +32,7 @@ class Rank:
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:
-    """Return the rank set by a launcher, or None without one; raise RequestError for invalid variables."""
+    """Return the rank set by a launcher, if any. Raise RequestError for invalid variables."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environ for name in names):
         return None
@@ -71,12 +71,12 @@ def in_kernel() -> bool:
 
 
 def own_rank() -> Rank | None:
-    """Return the rank set by a launcher; None in a notebook's kernel. Raises RequestError like `rank_of`."""
+    """Return the rank set by a launcher; None in a notebook's kernel. Raise RequestError like `rank_of`."""
     return None if in_kernel() else rank_of(os.environ)
 
 
 def leftover_variables(environ: Mapping[str, str], kernel: bool) -> str | None:
-    """Return a sentence about ignored launcher variables in `environ`, if this is a notebook's `kernel`; else None."""
+    """Return a sentence about ignored launcher variables in a notebook's `kernel`, or None."""
     variables = [f"{name}={environ[name]}" for name in LAUNCHER_VARIABLES if name in environ]
     if not kernel or environ.get("WORLD_SIZE", "1") == "1":
         return None
@@ -88,11 +88,11 @@ def leftover_variables(environ: Mapping[str, str], kernel: bool) -> str | None:
 class Processes:
     """Processes of a run.
 
-    Args:
-        per_node: number on each machine
-        num_nodes: number of machines
-        reason: explanation
-        fallback: fewer than requested (default: False)
+    Attributes:
+        per_node: Number on each machine.
+        num_nodes: Number of machines.
+        reason: Explanation.
+        fallback: Whether they are fewer than requested.
     """
 
     per_node: int
@@ -111,7 +111,6 @@ def _largest_divisor(asked: int, available: int) -> int:
 
 
 def _fallback(config: Config, here: int, asked: int, why: str, nodes: int = 1) -> Processes:
-    """Return fewer processes than requested; raise RequestError if distributed.fallback=false."""
     if not config.distributed.fallback:
         raise RequestError(
             f"distributed.fallback=false, and {asked} processes are not possible: {why}. "
@@ -122,7 +121,6 @@ def _fallback(config: Config, here: int, asked: int, why: str, nodes: int = 1) -
 
 # %% ../../nbs/15_distributed/00_topology.ipynb #5ce1fd78
 def _room(config: Config, platform: Platform) -> tuple[int, str]:
-    """Return the maximum of processes on this machine, and its GPUs or cores as text."""
     gpus = 0 if config.trainer.accelerator == "cpu" else len(platform.gpus)
     if gpus:
         return gpus, f"{gpus} GPU{'s' * (gpus != 1)}"
@@ -130,7 +128,7 @@ def _room(config: Config, platform: Platform) -> tuple[int, str]:
 
 # %% ../../nbs/15_distributed/00_topology.ipynb #b76ebc87
 def _check_separate_training(config: Config) -> None:
-    """Raise RequestError unless distributed.fallback=true was typed, since each machine would train separately."""
+    """Raise RequestError unless distributed.fallback=true was typed: each machine would train separately."""
     d, words = config.distributed, "distributed.node_rank={} distributed.rdzv_endpoint=HOST:29500"
     if d.fallback and "distributed.fallback" in (config.typed or ()):
         return
@@ -150,7 +148,6 @@ def _check_gpus(config: Config, platform: Platform) -> None:
 
 # %% ../../nbs/15_distributed/00_topology.ipynb #a546a85a
 def _processes_asked(config: Config, platform: Platform) -> int:
-    """Return the requested number of processes on all machines; raise RequestError for contradictions."""
     d, nodes = config.distributed, config.distributed.num_nodes
     if d.node_rank is not None and d.node_rank >= nodes:
         raise RequestError(
@@ -172,8 +169,8 @@ def _processes_asked(config: Config, platform: Platform) -> int:
 def plan_processes(config: Config, platform: Platform) -> Processes:
     """Return the processes of this run.
 
-    Raises RequestError for contradictory numbers, for machines without a meeting point, and if
-    distributed.fallback=false and there is no room for all.
+    Raise RequestError for contradictory numbers, for machines without a meeting point, and without room for all if
+    distributed.fallback=false.
     """
     d, nodes = config.distributed, config.distributed.num_nodes
     asked, (room, what) = _processes_asked(config, platform), _room(config, platform)
@@ -214,10 +211,9 @@ _OLD_NAMES = {
 
 
 def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of training processes in addition to `environ`: the setting distributed.env and
-    `NCCL_DEFAULTS`.
+    """Return the variables that training processes need beyond `environ`: distributed.env and `NCCL_DEFAULTS`.
 
-    Exported variables take precedence, except over CUDA_VISIBLE_DEVICES in the setting.
+    Exported variables win, except over CUDA_VISIBLE_DEVICES in the setting.
     """
     variables = dict(NCCL_DEFAULTS)
     for name, value in config.distributed.env.items():
@@ -244,10 +240,10 @@ def plan_threads(config: Config, cores: int, processes: int, environ: Mapping[st
     """Return the number of threads for each process.
 
     Args:
-        config: uses launch.threads
-        cores: CPU cores of this machine
-        processes: training processes on this machine
-        environ: variables of the processes
+        config: Settings, for launch.threads.
+        cores: CPU cores of this machine.
+        processes: Training processes on this machine.
+        environ: Variables of the processes.
     """
     if config.launch.threads != "auto":
         count, why = config.launch.threads, f"launch.threads={config.launch.threads}"
@@ -263,9 +259,9 @@ LAUNCH_PATH = "SPECTRAKIT_LAUNCH_PATH"  # path of this folder; empty: none
 
 
 def launch_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder with packages for training processes, or None.
+    """Return the folder with packages for training processes, if any.
 
-    Raises RequestError if SPECTRAKIT_LAUNCH_PATH is not a folder.
+    Raise RequestError if SPECTRAKIT_LAUNCH_PATH is not a folder.
     """
     if (folder := environ.get(LAUNCH_PATH)) is not None:
         if folder and not os.path.isdir(folder):

@@ -22,7 +22,7 @@ from ..train.learner.seeding import repeatable
 
 # %% ../../nbs/55_jobs/05_ensemble.ipynb #06d48447
 def time_for_another(longest_s: float, left_s: float | None) -> bool:
-    """Return whether `longest_s` and 20 % fit into `left_s` seconds; always without a limit (None)."""
+    """Return whether `longest_s` and 20 % fit into `left_s` seconds (None: no limit)."""
     return left_s is None or left_s > 1.2 * longest_s
 
 
@@ -31,7 +31,7 @@ def _left_s(target: Target) -> float | None:
 
 # %% ../../nbs/55_jobs/05_ensemble.ipynb #459a4ae9
 def _other_samples(first: Chunks | None, chunks: Chunks, arrays: dict[str, Any]) -> list[str]:
-    """Return a note if a run has other samples than the first one, and neither ids nor targets identify rows."""
+    """Return a note if a run has other samples than the first, and neither ids nor targets identify rows."""
     named = any(name == "targets" or is_id(name, values) for name, values in arrays.items())
     if first is None or named or chunks.content == first.content:
         return []
@@ -41,7 +41,7 @@ def _other_samples(first: Chunks | None, chunks: Chunks, arrays: dict[str, Any])
 class Ensemble:
     """Combined predictions of several runs.
 
-    Args:
+    Attributes:
         how: Kind of average, as in `Mixture`.
         context: Ranks that predict together.
         target: Destination and time limit.
@@ -93,7 +93,7 @@ def predict_runs(
         members: Runs; the last ones are left out if time is short.
         context: Ranks that predict together.
         target: Destination of `predictions.npz` and the table, and time limit.
-        how: mean, rank or geometric (default mean).
+        how: mean, rank or geometric.
 
     Raises:
         RequestError: No run can be used.

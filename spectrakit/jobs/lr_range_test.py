@@ -83,7 +83,7 @@ class BaseRate:
 
 
 def base_rate_of(s: TrainState) -> BaseRate:
-    """Return the rate to scale. RequestError: the optimizer has none."""
+    """Return the rate to scale. Raise RequestError if the optimizer has none."""
     rates = s.learner.base_lrs
     if not all(isinstance(rate, (int, float)) or getattr(rate, "numel", lambda: 0)() == 1 for rate in rates) or not any(
         float(r) > 0 for r in rates
@@ -233,9 +233,9 @@ def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inl
     Args:
         task: Task.
         config: Settings.
-        execution: Execution environment; its `run_dir` takes the events.
+        execution: Environment; its `run_dir` takes the events.
         sweep: Learning rates.
-        inline: Whether task and model are the caller's own objects, with one folder per process (default False).
+        inline: Whether task and model are the caller's own objects.
 
     Raises:
         RequestError: The request is invalid.

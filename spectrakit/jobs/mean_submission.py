@@ -22,16 +22,16 @@ from ..train.learner.model import after_datasets
 
 # %% ../../nbs/55_jobs/06_mean_submission.ipynb #438b94a4
 class MeanSubmission:
-    """Submission file of several runs of a task, with the sample submission as initial content if it is known.
+    """Submission file of several runs of a task, which begins as the known sample submission.
 
-    Args:
+    Attributes:
         task: Task with `submission`.
         config: Settings for its test data.
         out: Submission file.
         folder: Folder for the record; None: no record.
 
     Raises:
-        RequestError: The file cannot be written, or the task's sample submission cannot be read.
+        RequestError: The file cannot be written, or the sample submission cannot be read.
     """
 
     def __init__(self, task: Any, config: Config, out: Path, folder: Path | None):
@@ -42,7 +42,7 @@ class MeanSubmission:
         write_prior(self.file)
 
     def put(self, arrays: dict[str, Any], note: str = "") -> SubmissionState:
-        """Write predictions of all samples, as arrays by name. `note` describes them in the record."""
+        """Write predictions of all samples by name; the record gets `note`."""
         if not self.ready and provides(self.task, "test_dataset"):
             with explained(self.task, "test_dataset", "when it was called", always=True):
                 after_datasets(self.task, self.config, partial(test_dataset_of, self.task, self.config))

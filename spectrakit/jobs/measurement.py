@@ -95,7 +95,7 @@ def quiet(config: Config) -> Config:
 
 
 def make_steps(s: TrainState, count: int) -> float:
-    """Make `count` optimizer steps as in a run and return the seconds. RuntimeError: they fail."""
+    """Make `count` optimizer steps as in a run; return the seconds. Raise RuntimeError if they fail."""
     began = time.monotonic()
     s.schedule.total_steps = s.progress.step + count
     status, reason = train_loop(s)
@@ -171,7 +171,7 @@ WRITE_S = 30.0  # seconds of training during a timed write
 
 
 def _steps_while_written(s: TrainState, each_s: float) -> float:
-    """Train until the checkpoint is written; return the seconds lost compared with steps of `each_s`."""
+    """Train until the checkpoint is written; return the lost seconds."""
     saving, began, steps = s.config, time.monotonic(), 0
     written, step = (writer_of(s) if s.context.is_main else None), s.progress.step
     s.config = quiet(saving)
@@ -188,10 +188,7 @@ WHOLE_S = 60.0  # seconds up to which an evaluation is made whole
 
 
 def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
-    """Return the seconds of an evaluation of `valid`, and the excess of the first one, which compiles.
-
-    Zeros without validation data.
-    """
+    """Return the seconds of an evaluation of `valid`, if any, and the excess of the first, which compiles."""
     if valid is None:
         return 0.0, 0.0
     if (
@@ -212,10 +209,7 @@ def time_evaluation(s: TrainState, valid: Any) -> tuple[float, float]:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #149d448b
 def time_save(s: TrainState, config: Config) -> tuple[float, float, int]:
-    """Return the seconds that a checkpoint costs training, the excess of the first one, and its bytes.
-
-    Zeros if checkpoints are disabled.
-    """
+    """Return the seconds that a checkpoint costs training, the excess of the first one, and its bytes."""
     if not config.checkpoint.enabled:
         return 0.0, 0.0, 0
     each_s = min(make_steps(s, 1) for _ in range(2))
@@ -244,7 +238,7 @@ def time_prediction(s: TrainState, valid: Any) -> float:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #5db7ff91
 def counted(s: TrainState) -> dict[str, Any]:
-    """Return the memory of a step counted from the shapes of its first batch, or the reason why this fails."""
+    """Return the memory of a step, counted from the shapes of its first batch, or the reason why this fails."""
     if not s.context.is_main:
         return {}
     batch = next(iter(s.data.train.epoch(0)))
@@ -262,7 +256,7 @@ def _optimizer_of(s: TrainState, model: Any) -> Any:
 def try_device(device: Any, half: bool) -> tuple[float, float]:
     """Return 10¹² operations per second of a matrix product and 10¹² bytes per second of a copy, best of three.
 
-    `half` selects fp16 for the product, as on a GPU with mixed precision.
+    `half` selects fp16 for the product.
     """
     import torch
 
@@ -286,7 +280,7 @@ def try_device(device: Any, half: bool) -> tuple[float, float]:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #ab86ad01
 def exchange_advice(s: TrainState, step_s: float, steps: int) -> str | None:
-    """Return a sentence that compares DDP with DiLoCo; None if only one of them is possible. Every rank calls it.
+    """Return a sentence that compares DDP with DiLoCo, if both are possible. Every rank calls it.
 
     `step_s` are the seconds of a step with its gradient reduction, `steps` is their number in the run.
     """
@@ -314,7 +308,7 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
     Args:
         task: Task.
         config: Settings.
-        execution: Execution environment.
+        execution: Environment.
         log: Event log.
         watch: Callbacks for the model and for results of the sanity check.
         seconds: Approximate duration of the timed steps.
@@ -364,9 +358,9 @@ def measure_run(
     Args:
         task: Task.
         config: Settings.
-        execution: Execution environment; its `run_dir` takes events and a checkpoint.
+        execution: Environment; its `run_dir` takes events and a checkpoint.
         seconds: Approximate duration of the timed steps.
-        inline: Whether task and model are the caller's own objects (default False).
+        inline: Whether task and model are the caller's own objects.
 
     Raises:
         RequestError: The request is invalid.

@@ -48,7 +48,7 @@ def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu")
         task: Task; it also gets the state it held beside the model.
         config: Settings of the run.
         run_dir: Folder of the run.
-        device: Device of modules that the task holds (default: CPU).
+        device: Device of modules that the task holds.
 
     Raises:
         RequestError: There is no valid checkpoint, or its weights do not fit.
@@ -80,7 +80,7 @@ def batches_of(task: Any, dataset: Any, config: Config, context: RunContext, sta
         dataset: Map-style data set, equal on all ranks.
         config: Settings with the batch size.
         context: Ranks that share the work.
-        stage: "valid" for held-out samples with targets (default: test samples).
+        stage: "predict", or "valid" for held-out samples with targets.
     """
     place = Placement(context.device, context.rank, context.world_size)
     return eval_batches(dataset, config, place, collate_of(task, stage))
@@ -95,8 +95,8 @@ def predict_rounds(
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the outputs of some batches at a time, in order, on rank 0; empty lists on other ranks.
 
-    `over` is called on rank 0 after each round; True ends the rounds of all ranks. The other arguments are those of
-    `predict_dataset`: `task`, `model`, `dataset`, `config` and `context`.
+    `over` is called on rank 0 after each round; True ends it on all ranks. `task`, `model`, `dataset`, `config` and
+    `context` are as in `predict_dataset`.
     """
     batches = dataset if isinstance(dataset, Batches) else batches_of(task, dataset, config, context)
     mine, length, due, began = dict[int, dict](), 1, 1, time.monotonic()
@@ -133,11 +133,11 @@ def predict_dataset(
         dataset: Map-style data set, equal on all ranks, or the result of `batches_of`.
         config: Settings with the batch size.
         context: Ranks that share the work.
-        folder: Folder for predictions larger than the memory (default: keep them in memory).
+        folder: Folder for predictions larger than the memory.
 
     Returns:
-        `predictions` (or a mapping's names), `targets` and ids on rank 0; None on other ranks. Outputs of different
-        lengths are padded with NaN, or -1 for integers, and `prediction_lengths` has their lengths.
+        `predictions` (or a mapping's names), `targets` and ids on rank 0. Outputs of different lengths are padded with
+        NaN, or -1 for integers, and `prediction_lengths` has their lengths.
     """
     spool = _spooled(task, model, dataset, config, context, folder)
     return spool.arrays() if context.is_main else None
@@ -174,7 +174,6 @@ def not_finite(arrays: dict[str, Any]) -> list[str]:
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #3f0aa6f7
 def _data_to_predict(task: Any, config: Config) -> Any:
-    """Return the task's test data, or else its validation data. RequestError: they cannot be created."""
     if not provides(task, "test_dataset"):
         return read_datasets(task, config)[1]
     with explained(task, "test_dataset", "when it was called", always=True):
@@ -201,7 +200,7 @@ class Target:
 class Chunks:
     """Predictions on rank 0 and the growing table. `spool` has the predictions; `cut` is the reason for an early end.
 
-    Args:
+    Attributes:
         task: Task with `submission`.
         samples: Number of samples to predict.
         target: Destination and time limit.
@@ -348,7 +347,6 @@ def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, t
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #811a8c2a
 def _facts_of(config: Config, spool: PredictionSpool, dataset: Any) -> dict[str, Any]:
-    """Return facts stored with predictions: names of list columns, and a fingerprint of the samples."""
     facts: dict[str, Any] = {"lists": spool.lists()}
     with contextlib.suppress(Exception):  # streams and random samples have no fingerprint
         if not config.folds.columns:  # these are part of the samples and differ between models
@@ -359,9 +357,9 @@ def _facts_of(config: Config, spool: PredictionSpool, dataset: Any) -> dict[str,
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:
     """Predict held-out samples of a run; return (status, reason).
 
-    Writes to `folder`: `out_of_fold.npz` for the validation data, `predictions.npz` for test data if there are any, and
-    `train.npz` for the training data if folds.predict_train is set. `task`, `config`, `context`, `run_dir` are those of
-    `predict_run`. RequestError if there is no checkpoint or no held-out data.
+    Write to `folder`: `out_of_fold.npz` for the validation data, `predictions.npz` for test data, if any, and
+    `train.npz` for the training data if folds.predict_train is set. `task`, `config`, `context`, `run_dir` are as in
+    `predict_run`. Raise RequestError if there is no checkpoint or no held-out data.
     """
     context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic, context.matmul):

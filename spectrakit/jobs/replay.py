@@ -50,7 +50,7 @@ def _settings(config: Config) -> Config:
 
 
 def _scores(task: Any, model: Any, batch: Any) -> dict[str, tuple]:
-    """Score a batch; use `metrics` only if `loss` does not accept the result of `predict`, such as a mapping."""
+    """Score a batch; use `metrics` only if `loss` does not accept the result of `predict`."""
     try:
         return score_batch(task, model, batch)[0]
     except RequestError:
@@ -100,7 +100,6 @@ def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> di
 
 # %% ../../nbs/55_jobs/08_replay.ipynb #f982eff9
 def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) -> str:
-    """Return the form that reproduces the known value of a run. RequestError: none does."""
     why = ""
     for form in FORMS:
         try:
@@ -132,7 +131,7 @@ def score_of_predictions(
         metric: Name of a metric that is a mean over samples.
         known: Predictions of a single run with their value.
         parts: Predictions to score.
-        limit_s: Time limit in seconds (default 60).
+        limit_s: Time limit in seconds.
 
     Raises:
         RequestError: The metric cannot be computed; the message is the reason.

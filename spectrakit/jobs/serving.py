@@ -90,9 +90,9 @@ def batch_predictions(
 
 # %% ../../nbs/55_jobs/07_serving.ipynb #9cd51c3a
 def answer_of(task: Any, arrays: dict[str, Any], given: Sequence[Any]) -> Any:
-    """Return the answer for a batch from its predictions `arrays`. RequestError: the task cannot create it.
+    """Return the answer of `task`, which has read the batch, for the predictions `arrays`.
 
-    `task` has read the batch; `given` are the arguments from the gateway.
+    `given` are the arguments from the gateway. Raise RequestError if the task cannot create it.
     """
     if provides(task, "serve_answer"):
         with explained(task, "serve_answer", "on the predictions of a batch", always=True):
@@ -123,7 +123,7 @@ class ServedModel:
 
 
 def _own_task(task: Any, members: int) -> Any:
-    """Return the task for one of several models. RequestError: it must be copied and cannot be."""
+    """Return the task for one of several models: a copy."""
     if members == 1:
         return task
     if not provides(task, "restore") and not TaskModules(task).named():
@@ -163,7 +163,7 @@ def load_models(
         task: Task.
         members: Runs with their settings and weights.
         context: Context of this process.
-        devices: Number of devices for the models (default 1).
+        devices: Number of devices for the models.
 
     Raises:
         RequestError: No model can be loaded.
@@ -232,7 +232,7 @@ class Together:
     def predict(self, given: Sequence[Any], until: float) -> tuple[Any, dict[str, Any], list[str]]:
         """Return a task that has read the batch, the average, and notes on missing models.
 
-        `until` is the deadline (monotonic). RequestError: no model has answered.
+        `until` is the deadline (monotonic). Raise RequestError if no model has answered.
         """
         now, answers = time.monotonic(), queue.SimpleQueue[Any]()
         ends = until - min(_MIX_S, 0.1 * (until - now))
@@ -263,7 +263,6 @@ class Together:
         return collected
 
     def _mixed(self, columns: dict[int, dict[str, Any]], notes: list[str]) -> tuple[Any, dict[str, Any]]:
-        """Return the task of the first model that answered, and the average."""
         mixture, task = Mixture(self.how), None
         for place, arrays in columns.items():
             try:
@@ -328,8 +327,8 @@ def serve_requests(
         members: Runs with their settings and weights.
         context: Context of this process.
         channel: Socket for requests.
-        how: mean (with votes for labels), geometric or vote (default mean).
-        devices: Number of devices for the models (default 1).
+        how: mean (with votes for labels), geometric or vote.
+        devices: Number of devices for the models.
 
     Raises:
         RequestError: No model can be loaded.

@@ -21,8 +21,6 @@ def count_step(make_model: Callable, make_optimizer: Callable, loss_of: Callable
         make_optimizer: Returns the optimizer of a model.
         loss_of: Returns the task's loss for a model and a batch.
         data: Batch with real shapes.
-
-    Errors of the tracker, and of models that read their data, are raised.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -51,9 +49,9 @@ def count_step(make_model: Callable, make_optimizer: Callable, loss_of: Callable
 
 # %% ../../nbs/55_jobs/03_static_memory.ipynb #775911ce
 def static_memory(make_model: Callable, make_optimizer: Callable, loss_of: Callable, data: Any) -> dict[str, Any]:
-    """Return `bytes` as from `count_step`, or `why` it failed, in one line. Random states are restored.
+    """Return `bytes` as from `count_step`, or `why` it failed. Random states are restored.
 
-    The arguments `make_model`, `make_optimizer`, `loss_of` and `data` are those of `count_step`.
+    `make_model`, `make_optimizer`, `loss_of` and `data` are as in `count_step`.
     """
     from spectrakit.checkpoint.store import random_state, restore_random_state
 

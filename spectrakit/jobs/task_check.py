@@ -62,7 +62,7 @@ def check_run(task: Any, config: Config, execution: Execution, folder: Path, inl
         config: Settings.
         execution: Execution environment.
         folder: Folder of this machine for results and events.
-        inline: Whether task and model are the caller's own objects (default False).
+        inline: Whether task and model are the caller's own objects.
 
     Raises:
         RequestError: A part fails, or the request is invalid.

@@ -95,10 +95,7 @@ def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
 
 # %% ../../nbs/60_launch/08_attempt.ipynb #ef7b7592
 def clear_traces(attempt: Attempt) -> None:
-    """Rename errors of an earlier start, and remove its other files in the job's folder.
-
-    Links, pipes and devices among the logs are removed by name, because another program put them there.
-    """
+    """Rename errors of an earlier start, and remove its other files, and foreign links, pipes and devices."""
     attempt.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in attempt.logs.iterdir():
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
@@ -207,11 +204,11 @@ def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> No
 class ForkedProcess:
     """Forked child with the part of `subprocess.Popen` that the supervisor uses.
 
-    Args:
-        folder: folder of the attempt
-        task: the unpickled task
-        environ: variables of the child
-        log: file for its output
+    Attributes:
+        folder: Folder of the attempt.
+        task: The unpickled task.
+        environ: Variables of the child.
+        log: File for its output.
     """
 
     def __init__(self, folder: Path, task: Any, environ: dict[str, str], log: Path):
@@ -237,9 +234,9 @@ class ForkedProcess:
 
 # %% ../../nbs/60_launch/08_attempt.ipynb #08b453ed
 def start_process(attempt: Attempt) -> tuple[Any, str | None]:
-    """Start the process, or the parent of several ranks; raise OSError on failure.
+    """Start the process, or the parent of several ranks, and return it with the use of a waiting process.
 
-    Return it, with `pid`, `poll` and `returncode`, and the use of a waiting process, if any.
+    Raise OSError on failure.
     """
     log, environ = (
         attempt.streams / ("rank-0.log" if attempt.launcher is None else "launcher.log"),

@@ -11,7 +11,6 @@ import hashlib
 import importlib.machinery
 import json
 import sys
-import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from ..config.validation import shown
 from .job import BUILT_IN
 from ..runs.run_dir import RUN_FILES, is_attached, is_foreign, named_run
 from ..runs.run_groups import why_no_run
-from ..system.errors import RequestError
+from ..system.errors import RequestError, is_own_file
 from ..system.files import file_sha256
 from ..system.folder_signature import accept, is_accepted
 
@@ -42,7 +41,7 @@ REACHING_OUT = (
 
 
 def reaching_out(config: Config) -> dict[str, Any]:
-    """Return the settings of `config` with effects outside the run's folder that differ from their defaults."""
+    """Return the non-default settings of `config` with effects outside the run's folder."""
     known = settings()
     return {key: get(config, key) for key in REACHING_OUT if get(config, key) != known[key].default}
 
@@ -56,7 +55,7 @@ def _with_defaults(config: Config, keys: Iterable[str]) -> Config:
 
 # %% ../../nbs/60_launch/04_consent.ipynb #bdfc7e28
 def _module_file(name: str, folders: list[str]) -> Path | None:
-    """Return the file of the module `name` without importing it; None if it is not found."""
+    """Return the file of the module `name`, found without importing it."""
     spec, path = None, folders
     for depth in range(1, name.count(".") + 2):
         try:
@@ -88,8 +87,7 @@ def code_files(task: str) -> list[Path]:
     if first is None or not first.is_file():
         return []
     files, folder = [first], str(first.parent)
-    installed = first.is_relative_to(sysconfig.get_paths()["stdlib"]) or "site-packages" in first.parts
-    for file in () if installed else files:
+    for file in files if is_own_file(str(first)) else ():
         beside = (_module_file(name, [folder]) for name in _imported_names(file))
         files += [f for f in dict.fromkeys(beside) if f and f.suffix == ".py" and f not in files]
     return files
@@ -108,7 +106,7 @@ class Trust:
 
     @property
     def digest(self) -> str:
-        """Hash of the accepted facts: task, files with hashes, settings."""
+        """Hash of the accepted facts."""
         facts = [self.task, self.files, self.settings]
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=dict).encode("utf-8", "replace")).hexdigest()
 
@@ -130,7 +128,6 @@ class Trust:
 
 # %% ../../nbs/60_launch/04_consent.ipynb #fd75f41a
 def _foreign_code(config: Config) -> str | None:
-    """Return the name of the task in `config` if it is not built in; else None."""
     name = config.task.get("name")
     return None if not name or name in BUILT_IN or name.startswith("__main__:") else name
 
@@ -139,7 +136,7 @@ def trust(run: Any, accept_it: bool = False) -> Trust:
     """Return the code and settings that a run would use, without using them.
 
     `run` is a run, its folder or its name. `accept_it` stores this user's consent to exactly these settings and files
-    (default False). Raises RequestError if it is no run, or consent cannot be stored.
+    (default False). Raise RequestError if it is no run, or consent cannot be stored.
     """
     path = named_run(run)
     if not (path / "config.yaml").is_file():
@@ -178,7 +175,7 @@ def consented(path: Path, config: Config, trusted: bool, task: Any = None) -> tu
         path: Folder of the run.
         config: Its settings.
         trusted: Whether the caller consents to everything.
-        task: Task passed by the caller (default None: the one in the settings).
+        task: Task passed by the caller; None for the one in the settings.
 
     Raises:
         RequestError: The run was not made here and its settings would import code.
@@ -202,7 +199,7 @@ def _without(config: Config, reaching: dict[str, Any], name: str) -> tuple[Confi
 
 # %% ../../nbs/60_launch/04_consent.ipynb #737f58f4
 def is_foreign_file(file: Path) -> bool:
-    """Return whether a settings file belongs to a run without proof that it was made here, or is attached data."""
+    """Return whether a settings file is attached data, or belongs to a run without proof that it was made here."""
     folder = file.absolute().parent
     if all((folder / name).is_file() for name in RUN_FILES):
         return is_foreign(folder)
@@ -210,13 +207,13 @@ def is_foreign_file(file: Path) -> bool:
 
 
 def consented_file(file: Path | str | None, overrides: Iterable[str], trusted: bool, task: str | None) -> Config:
-    """Return the settings of a file with `overrides`, such as from `--config`; print ignored settings.
+    """Return the settings of a file with `overrides`; print ignored settings.
 
     Args:
-        file: Settings file, or a run's folder; None: the profiles.
+        file: Settings file, or a run's folder; None for the profiles.
         overrides: Settings typed on the command line.
         trusted: As in `consented`.
-        task: Task typed on the command line (None: the one in the file).
+        task: Task typed on the command line; None for the one in the file.
 
     Raises:
         RequestError: As in `consented`.

@@ -140,7 +140,7 @@ class Evidence:
         return self.detector.ranks.all_connected() or not self.attempt.several
 
     def killed_by(self, number: int) -> str:
-        """Return the description of a kill by signal `number`."""
+        """Describe a kill by signal `number`."""
         name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
         return f"was killed by {name}{self.memory if name == 'SIGKILL' else ''}"
 
@@ -150,7 +150,7 @@ class Evidence:
         return f"; {self.killed or 'often the machine ran out of memory'}: {_LESS_MEMORY}"
 
     def failure(self, reason: str, **fields: Any) -> AttemptResult:
-        """Return a failure for `reason`; `fields` are those of AttemptResult."""
+        """Return a failure for `reason`, with `fields` of AttemptResult."""
         return AttemptResult("failed", reason, **{"connected": self.connected, **fields})
 
 # %% ../../nbs/60_launch/09_exit_diagnosis.ipynb #b017d148
@@ -295,5 +295,5 @@ DIAGNOSES: tuple[Callable[[Evidence], AttemptResult | None], ...] = (
 
 
 def diagnose(evidence: Evidence) -> AttemptResult:
-    """Return the diagnosis of an ended start; raise RequestError if a rank refused the request before training."""
+    """Return the diagnosis of an ended start. Raise RequestError if a rank refused the request before training."""
     return next(result for diagnosis in DIAGNOSES if (result := diagnosis(evidence)) is not None)

@@ -45,7 +45,7 @@ from ..task.task import PlainTask, check_task, provides
 
 # %% ../../nbs/60_launch/03_job.ipynb #69b976ac
 def _classes_of(file: str) -> str:
-    """Return candidate tasks in a file by name, from its source without executing it."""
+    """Return candidate tasks in a file, from its source without executing it."""
     found: list[str] = []
     with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         with open(file, encoding="utf-8") as text:
@@ -66,7 +66,7 @@ BUILT_IN = {
 
 
 def check_task_name(name: str) -> None:
-    """Raise RequestError unless `name` is a built-in task, module:Name, or file.py:Name with an existing file."""
+    """Raise RequestError unless `name` is a built-in task, module:Name, or file.py:Name of an existing file."""
     if name in BUILT_IN:
         return
     source, colon, attribute = name.rpartition(":")
@@ -82,7 +82,7 @@ def check_task_name(name: str) -> None:
 
 # %% ../../nbs/60_launch/03_job.ipynb #35221493
 def full_task_name(name: str) -> str:
-    """Return `name` with an absolute file path, so that the run can be resumed from any folder."""
+    """Return `name` with an absolute file path, valid from any folder."""
     source, _, attribute = name.rpartition(":")
     return f"{os.path.abspath(source)}:{attribute}" if source.endswith(".py") else name
 
@@ -128,7 +128,7 @@ def _cannot_load(name: str, source: str, error: BaseException) -> RequestError:
 
 # %% ../../nbs/60_launch/03_job.ipynb #23a2fc02
 def load_task(name: str) -> Any:
-    """Return the task object called `name`; classes are called without arguments. RequestError: it cannot be loaded."""
+    """Return the task called `name`; classes are called without arguments. Raise RequestError on failure."""
     check_task_name(name)
     source, _, attribute = BUILT_IN.get(name, name).rpartition(":")
     try:
@@ -146,7 +146,7 @@ def load_task(name: str) -> Any:
 
 
 def seems_to_provide(task: Any, method: str) -> bool:
-    """Return whether a task defines `method`. A named task's source is searched, since importing it takes seconds."""
+    """Return whether a task defines `method`. A named task's source is searched, not imported, to save seconds."""
     if not isinstance(task, str):
         return provides(task, method)
     source = BUILT_IN.get(task, task).rpartition(":")[0]
@@ -158,7 +158,7 @@ def seems_to_provide(task: Any, method: str) -> bool:
 
 # %% ../../nbs/60_launch/03_job.ipynb #0a43261c
 def name_of(task: Any) -> str:
-    """Return the name of `task`: a built-in name or module:Name; `__main__:…` if it cannot be imported by name."""
+    """Return the name of `task`: built-in, module:Name, or `__main__:…` if it cannot be imported by name."""
     if isinstance(task, PlainTask):
         return "__main__:PlainTask"
     path = f"{type(task).__module__}:{type(task).__qualname__}"
@@ -174,10 +174,9 @@ def check_config(config: Any, caller: str) -> None:
 
 
 def with_task(config: Config, task: Any, caller: str) -> Config:
-    """Return `config` with the name of `task`, after checking both.
+    """Return `config` with the name of `task`, an object or a name.
 
-    `task` is a task object or a name; messages name the called function `caller`. Raises RequestError if `config` is no
-    Config or the task is invalid.
+    Raise RequestError, which names the function `caller`, if either is invalid.
     """
     check_config(config, caller)
     if isinstance(task, str):
@@ -211,7 +210,7 @@ class Job:
         return self.request.platform
 
     def with_config(self, config: Config) -> "Job":
-        """Return the same job with other, already resolved settings."""
+        """Return the job with other, already resolved settings."""
         return replace(self, request=self.request.with_config(config))
 
 # %% ../../nbs/60_launch/03_job.ipynb #ae6879c4
@@ -221,7 +220,7 @@ def _unwritable(parent: Path | str, error: OSError) -> RequestError:
 
 
 def new_job_folder(parent: Path | str | None = None) -> Path:
-    """Return a new private folder in `parent` (default: TMPDIR). RequestError: it cannot be created."""
+    """Return a new private folder in `parent` (default: TMPDIR). Raise RequestError if it cannot be created."""
     parent = parent or temporary_folder()
     try:
         return Path(tempfile.mkdtemp(prefix="spectrakit-job-", dir=parent)).absolute()
@@ -256,13 +255,13 @@ def _cwd() -> str | None:
 def write_job(
     job: Job, task: Any, folder_parent: Path | str | None = None, mapped_from_bytes: int = MAPPED_FROM_BYTES
 ) -> Path:
-    """Write a job to a new private folder and return the folder.
+    """Write a job to a new private folder, and return the folder.
 
     Args:
         job: The job.
         task: Name or object; None for a task that a fork inherits.
-        folder_parent: Folder in which to create it (default None: TMPDIR).
-        mapped_from_bytes: Size from which arrays become shared files (default 64 MiB).
+        folder_parent: Folder in which to create it (default: TMPDIR).
+        mapped_from_bytes: Size from which arrays become shared files.
 
     Raises:
         TaskNotPicklable: The task cannot be pickled.
@@ -285,7 +284,7 @@ def write_job(
 
 # %% ../../nbs/60_launch/03_job.ipynb #23a2fc06
 def read_job_file(folder: Path | str) -> dict[str, Any]:
-    """Return the content of job.json in `folder` without loading the task. RequestError: there is no job."""
+    """Return the content of job.json, without the task. Raise RequestError if there is no job."""
     try:
         return json.loads((Path(folder) / "job.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -293,7 +292,7 @@ def read_job_file(folder: Path | str) -> dict[str, Any]:
 
 # %% ../../nbs/60_launch/03_job.ipynb #65756b28
 def update_extra(folder: Path | str, **values: Any) -> dict[str, Any]:
-    """Set `values` (plain JSON values) in the job's `extra` atomically; return the content of job.json."""
+    """Set JSON `values` in the job's `extra` atomically; return the content of job.json."""
     head = read_job_file(folder)
     head["extra"] = {**head["extra"], **values}
     write_atomic(Path(folder) / "job.json", json.dumps(head))
@@ -308,10 +307,9 @@ def change_config(folder: Path | str, config: Config) -> None:
 
 # %% ../../nbs/60_launch/03_job.ipynb #ecc531c3
 def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
-    """Return the job in `folder` and its task object, and change to the writer's working folder.
+    """Return the job in `folder` and its task, and change to the writer's working folder.
 
-    `task` is the object if a fork inherited it (default None: read from the job). Raises RequestError if the job or its
-    task cannot be read.
+    `task` is the object that a fork inherited. Raise RequestError if the job or its task cannot be read.
     """
     folder = Path(folder).absolute()
     check_private(folder)
@@ -339,7 +337,7 @@ def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
 
 # %% ../../nbs/60_launch/03_job.ipynb #1ff33ca6
 def remove_abandoned_jobs(parent: Path) -> None:
-    """Remove this user's job folders in `parent` with a released lock, or without any lock for an hour."""
+    """Remove this user's job folders with a released lock, or without any lock for an hour."""
     for folder in parent.glob("spectrakit-job-*"):
         with contextlib.suppress(OSError):
             if hasattr(os, "getuid") and os.lstat(folder).st_uid != os.getuid():
@@ -360,7 +358,7 @@ _ABANDONED_AFTER_S = 3600.0
 # %% ../../nbs/60_launch/03_job.ipynb #1ff33ca5
 @contextlib.contextmanager
 def locked_job_folder(folder: Path) -> Iterator[Path]:
-    """Lock the job's folder and remove it at the end; also remove abandoned folders next to it."""
+    """Lock the job's folder, and remove it at the end, with abandoned ones next to it."""
     with contextlib.suppress(OSError):
         remove_abandoned_jobs(folder.parent)
     lock = None

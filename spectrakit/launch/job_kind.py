@@ -68,7 +68,7 @@ def _run_loop(work: Work, continues: bool) -> tuple[str, str]:
 
 # %% ../../nbs/60_launch/02_job_kind.ipynb #b93af0ca
 def _target(work: Work, spare_s: float = 0.0) -> Any:
-    """Return destination and end of predictions. `spare_s` are seconds reserved at the end."""
+    """Return destination and end of predictions, with `spare_s` seconds reserved at the end."""
     from spectrakit.jobs.prediction import Target
 
     earlier = work.stop_requested()  # requests to the finished training are ignored
@@ -125,7 +125,6 @@ def _predict_at_once(work: Work, status: str, reason: str) -> None:
 
 # %% ../../nbs/60_launch/02_job_kind.ipynb #e7c9cc28
 def _execution(work: Work) -> Any:
-    """Return the execution environment of a job with a folder of its own, which is no run's."""
     from spectrakit.train.state import Execution
 
     return Execution(work.context, Path(work.extra["folder"]), work.budget, work.stop_requested, work.logs)
@@ -163,7 +162,7 @@ KINDS = {kind.name: kind for kind in (TRAIN, RESUME, PREDICT, SERVE, FIND_LR, CH
 
 # %% ../../nbs/60_launch/02_job_kind.ipynb #5039a304
 def kind_named(name: str) -> JobKind:
-    """Return the kind called `name`. RequestError: there is none."""
+    """Return the kind called `name`. Raise RequestError if there is none."""
     if name not in KINDS:
         raise RequestError(
             f"There is no kind of job {name!r}; there are {', '.join(KINDS)}.{did_you_mean(name, KINDS)}"

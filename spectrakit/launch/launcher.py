@@ -77,13 +77,13 @@ def choose_launcher(
     """Return the launcher, notebook_launcher or torchrun, or None for one process, and the reason.
 
     Args:
-        config: its launch.mode decides unless it is auto
-        platform: for its GPUs
-        plan: number of processes and machines
-        failed: launchers that failed in this session, with reasons
+        config: Its launch.mode decides unless it is auto.
+        platform: The machine, for its GPUs.
+        plan: Number of processes and machines.
+        failed: Launchers that failed in this session, with reasons.
 
     Raises:
-        RequestError: launch.mode is impossible here
+        RequestError: If launch.mode is impossible here.
     """
     mode, linux = config.launch.mode, sys.platform.startswith("linux")
     if plan.world_size == 1:
@@ -180,7 +180,6 @@ class _Record:
             log.close()
 
     def message(self, text: str) -> None:
-        """Write a message for the user."""
         self.event("message", text=text)
 
     def update(self, **facts: Any) -> None:
@@ -277,7 +276,7 @@ def _run_attempts(attempt: Attempt, tick: Callable[[], None], interrupted: list[
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #44d0c1e4
 def _final_result(attempt: Attempt, result: AttemptResult, faults: int, interrupted: list[int]) -> AttemptResult | None:
-    """Return the end of the job after `result`, or None if it may be restarted; `faults` counts earlier faults."""
+    """Return the end of the job, or None if it may be restarted; `faults` counts earlier faults."""
     job, several = attempt.job, attempt.processes.num_nodes > 1
     if result.launcher_failed and "EADDRINUSE" in result.reason and several:
         return replace(
@@ -303,7 +302,7 @@ def _final_result(attempt: Attempt, result: AttemptResult, faults: int, interrup
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #ee3f5d1f
 def _after_fault(attempt: Attempt, result: AttemptResult, faults: int, record: _Record) -> Attempt | None:
-    """Return the next start after fault number `faults`: smaller, repeated, or in one process; None to give up."""
+    """Return the next start after a fault: smaller, repeated, or in one process; None to give up."""
     most = attempt.job.config.launch.max_restarts
     if result.out_of_memory:
         return _with_smaller_batch(attempt, result, record)
@@ -338,7 +337,7 @@ def _alone(attempt: Attempt, reason: str, record: _Record) -> Attempt:
 
 
 def _after_no_connection(attempt: Attempt, result: AttemptResult, record: _Record) -> Attempt | None:
-    """Return the next start after processes failed to connect: the other launcher, then one process, or None."""
+    """Return the next start: the other launcher, then one process, or None."""
     job = attempt.job
     if attempt.launcher is not None and result.launcher_failed:
         remember_failed(job.platform, attempt.launcher, result.reason)
@@ -374,9 +373,7 @@ def _parts(config: Config, world_size: int) -> tuple[int, int]:
 
 
 def _halved(config: Config, world_size: int) -> Config | None:
-    """Return `config` with micro batches of half the size and more of them per step, both fixed; None if impossible or
-    unwanted.
-    """
+    """Return `config` with micro batches of half the size and more of them; None if impossible or unwanted."""
     plan = BatchPlan(0, *_parts(config, world_size), max_batches=config.limits.max_train_batches)
     smaller = smaller_micro_batches(plan)
     if smaller is None or config.distributed.num_nodes > 1 or not config.training.oom_recovery:
@@ -397,7 +394,7 @@ def _halved(config: Config, world_size: int) -> Config | None:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #73618cce
 def _with_fewer_workers(attempt: Attempt, result: AttemptResult, record: _Record) -> tuple[Attempt, AttemptResult]:
-    """Return the attempt with half the loader's workers, which hold host memory, and the result naming them."""
+    """Halve the loader's workers, which hold host memory; return the attempt and the result naming them."""
     config, before = attempt.job.config, _workers_of(attempt.job)
     if before == 0:
         return attempt, result
@@ -418,7 +415,7 @@ def _workers_of(job: Job) -> int:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #23a2fc07
 def tidy_checkpoints(checkpoints: Path) -> None:
-    """Remove partial files of killed processes in `checkpoints`, and restore checkpoints under temporary names.
+    """Remove partial files of killed processes, and restore checkpoints under temporary names.
 
     No process may be writing there.
     """
@@ -451,13 +448,13 @@ def repair_pointers(checkpoints: Path) -> list[str]:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], interrupted: list[int]) -> Outcome:
-    """Run a job in child processes, with restarts; raise RequestError for an invalid or refused request.
+    """Run a job in child processes, with restarts. Raise RequestError for an invalid or refused request.
 
     Args:
-        job: the job
-        task: task object, or its name
-        tick: called about ten times per second, to redraw
-        interrupted: signals of the user, appended by a handler
+        job: The job.
+        task: Task object, or its name.
+        tick: Called about ten times per second, to redraw.
+        interrupted: Signals of the user, appended by a handler.
     """
     plan = job.request.processes
     job = _without_passed_limit(job.with_config(_with_world_size(job.config, plan)))
@@ -634,12 +631,12 @@ def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
     """Run a job in child processes or in this one, according to launch.mode.
 
     Args:
-        job: the job, with its request
-        task: task object, or its name
-        tick: called about ten times per second, to redraw
+        job: The job, with its request.
+        task: Task object, or its name.
+        tick: Called about ten times per second, to redraw.
 
     Raises:
-        RequestError: the request is invalid
+        RequestError: If the request is invalid.
     """
     job.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if job.kind.trains:

@@ -38,7 +38,6 @@ class _Log:
             self._lines.flush()
 
     def write(self, text: str) -> None:
-        """Write to the file."""
         raw = text.encode("utf-8", "surrogateescape")
         with contextlib.suppress(OSError):
             while raw:
@@ -57,7 +56,7 @@ def _read(number: int) -> bytes | None:
 
 
 def _let_go(selector: selectors.BaseSelector, supervisor: socket.socket, held: list[int]) -> None:
-    """Write the content of the pipes, confirm to the supervisor, and close them; remaining writers are still served."""
+    """Empty and close the pipes, and confirm to the supervisor; remaining writers are still served."""
     selector.unregister(supervisor)
     for key in list(selector.get_map().values()):
         while raw := _read(key.fd):
@@ -69,7 +68,7 @@ def _let_go(selector: selectors.BaseSelector, supervisor: socket.socket, held: l
 
 # %% ../../nbs/60_launch/05_log_relay.ipynb #ee60a081
 def serve() -> None:
-    """Run the relay; descriptor 0 is a socket on which the supervisor sends pipes and logs as a line of JSON."""
+    """Run the relay; the supervisor sends pipes and logs as a line of JSON on the socket at descriptor 0."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     supervisor = socket.socket(fileno=0)
@@ -98,7 +97,7 @@ _PIPE_BYTES = 2**20  # the limit for normal users on Linux
 
 
 def _make_pipe(path: str) -> int:
-    """Create a named pipe of the largest size, and return a descriptor that keeps it open at both ends."""
+    """Create a named pipe of the largest size; return a descriptor that keeps it open at both ends."""
     os.mkfifo(path, 0o600)
     number = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     with contextlib.suppress(ImportError, AttributeError, OSError):
@@ -127,8 +126,8 @@ def _start(job: dict) -> tuple[subprocess.Popen, socket.socket]:
 class LogRelay:
     """Relay for log files. OSError or AttributeError: the system has no named pipes.
 
-    Args:
-        folder: New folder with a pipe for each name, to open for writing.
+    Attributes:
+        folder: New folder with a pipe for each name.
         logs: Folder of the logs.
         names: Names of the logs.
         environ: Environment of the printing processes; values of secrets are masked.

@@ -23,7 +23,7 @@ from ..watchdog.time_budget import TimeLimit, time_limit
 # %% ../../nbs/60_launch/01_request.ipynb #a04de233
 @dataclass(frozen=True)
 class RunRequest:
-    """Request of a job. Created by `new_request` and passed to each process."""
+    """Request of a job, created by `new_request` and passed to each process."""
 
     config: Config  # with `auto` resolved for this platform
     platform: Platform
@@ -44,11 +44,11 @@ class RunRequest:
         return None if self.ends is None else self.ends - time.monotonic()
 
     def with_config(self, config: Config) -> "RunRequest":
-        """Return the request with other, already resolved settings and the same end."""
+        """Return the request with other, already resolved settings."""
         return self if config == self.config else replace(self, config=config)
 
     def resolve(self, config: Config) -> "RunRequest":
-        """Return the request with other settings, which are resolved here."""
+        """Return the request with other settings, resolved here."""
         resolved, auto = resolve_env(config, self.platform)
         return replace(self, config=resolved, auto=auto, limit=time_limit(resolved, self.platform, self.began))
 
@@ -56,7 +56,7 @@ class RunRequest:
 def new_request(config: Config, platform: Platform | None = None, began: float | None = None) -> RunRequest:
     """Return the request for `config`.
 
-    `platform` defaults to the detected one (None), `began` (unix seconds) to now (None).
+    `platform` defaults to the detected one, `began` (unix seconds) to now.
     """
     platform, began = platform or detect(), time.time() if began is None else began
     resolved, auto = resolve_env(config, platform)
@@ -78,7 +78,7 @@ def request_to_dict(request: RunRequest) -> dict[str, Any]:
 
 
 def request_from_dict(values: dict[str, Any]) -> RunRequest:
-    """Return the request written by `request_to_dict`, in a process of the same machine."""
+    """Return the request of `request_to_dict`, in a process of the same machine."""
     config, platform = from_dict(values["config"]), dict(values["platform"])
     platform["gpus"] = tuple(map(_gpu, platform["gpus"]))
     platform["notes"] = tuple(platform["notes"])

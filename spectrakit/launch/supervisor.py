@@ -106,7 +106,7 @@ def _done_so_far(pid: int) -> tuple[float, float]:
 
 
 def _is_at_work(situation: Situation, rank: int) -> bool:
-    """Return whether the process of `rank` computed or read recently; the first call decides only by CPU time."""
+    """Return whether `rank` computed or read recently; the first call decides only by CPU time."""
     known = situation.observed.worked.get(rank)
     if known is not None and situation.now - known[0] < _LOOK_S:
         return True
@@ -192,9 +192,7 @@ def _terminate(child: Any, ranks: list[int], wait_s: float = 1.0) -> None:
 
 
 def dump_stacks(ranks: list[int], wait_s: float = 0.5) -> None:
-    """Let the processes `ranks` write the stacks of their threads within `wait_s` seconds, even in C code or
-    stopped.
-    """
+    """Let the processes `ranks` write their stacks within `wait_s` seconds, even in C code or stopped."""
     if not hasattr(signal, "SIGUSR1"):
         return
     for number in (signal.SIGUSR1, signal.SIGCONT):
@@ -268,16 +266,17 @@ def watch_process(
     interrupted: list[int],
     every_s: float = 0.1,
 ) -> Observed:
-    """Wait for a process, end it at a problem or a second interrupt, and return the observations. It never survives
-    this call.
+    """Wait for a process, end it at a problem or a second interrupt, and return the observations.
+
+    It never survives this call.
 
     Args:
-        child: the process, with `pid` and `poll`
-        attempt: its start
-        detector: hang detector of its ranks
-        tick: called in each iteration, to redraw
-        interrupted: signals of the user, appended by a handler
-        every_s: seconds between iterations (default: 0.1)
+        child: The process, with `pid` and `poll`.
+        attempt: Its start.
+        detector: Hang detector of its ranks.
+        tick: Called in each iteration, to redraw.
+        interrupted: Signals of the user, appended by a handler.
+        every_s: Seconds between iterations.
     """
     observed, next_look = Observed(), 0.0
     try:

@@ -43,7 +43,7 @@ AHEAD = (
 
 
 def import_ahead() -> dict[str, int]:
-    """Import the modules of a training process; return the modification time of each loaded file in ns."""
+    """Import the modules of a training process; return the modification time in ns of each loaded file."""
     with collector_off():
         for name in AHEAD:
             importlib.import_module(name)
@@ -77,7 +77,7 @@ def folders_of_modules() -> dict[str, str]:
 
 
 def hidden_by(path: Iterable[str], folders: dict[str, str]) -> str | None:
-    """Return the first file on `path` that would hide a loaded module, given the `folders_of_modules`, or None."""
+    """Return the first file on `path` that would hide a loaded module of `folders`, or None."""
     left = dict(folders)
     for folder in dict.fromkeys(path):
         with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
@@ -141,10 +141,7 @@ def _say(answers: int, text: str) -> None:
 
 
 def _next_job(answers: int, files: dict[str, int]) -> dict | None:
-    """Wait for jobs, and return each in a forked child.
-
-    In this process return None when the input is closed or a file of `files` changed.
-    """
+    """Wait for jobs, and return each in a forked child; None here if the input is closed or a file changed."""
     while text := _read_line(0):
         job = json.loads(text)
         if why := _stale(job, files):
@@ -231,7 +228,7 @@ def _own_spares() -> list[Spare]:
 def why_no_spare(setting: Any, mode: str) -> str | None:
     """Return the reason against a waiting process, or None.
 
-    `setting` is launch.warm_worker, `mode` that of the platform's session.
+    `setting` is launch.warm_worker, `mode` that of the session.
     """
     import psutil
 
@@ -332,8 +329,7 @@ class ServedProcess:
 
 # %% ../../nbs/60_launch/07_warm_worker.ipynb #d87bda79
 def take_spare(environ: dict[str, str], folder: Path, log: Path) -> tuple[ServedProcess | None, str | None]:
-    """Send the job in `folder` to the waiting process; return its child, or None and the reason (None: no process
-    waits).
+    """Send the job in `folder` to the waiting process; return its child, or None and the reason, if one waits.
 
     `environ` holds the variables of a cold start; output goes to `log`.
     """

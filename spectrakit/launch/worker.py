@@ -122,14 +122,14 @@ def do_job(
     heartbeat: Heartbeat | None = None,
     on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> tuple[str, str]:
-    """Run a job in this process; return (status, reason), or raise RequestError for an invalid request.
+    """Run a job in this process; return (status, reason). Raise RequestError for an invalid request.
 
     Args:
-        job: the job
-        task: the task object
-        stop_requested: returns flags such as STOP once per step, 0 for none
-        heartbeat: this rank's entry in the supervisor's shared page (default: None in the user's process)
-        on_folder: called with the folder of rank 0's run (default: ignored)
+        job: The job.
+        task: The task object.
+        stop_requested: Returns flags such as STOP once per step, 0 for none.
+        heartbeat: This rank's entry in the supervisor's shared page; None in the user's process.
+        on_folder: Called with the folder of rank 0's run.
     """
     import torch
 
@@ -272,8 +272,8 @@ def leave(status: int) -> NoReturn:
 def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -> int:
     """Run one training process; return its exit status: 0, 1 for a failure, 2 for a refused request.
 
-    `folder` is that of the job, `task` the object in a fork, `parent` the process with which it dies (default: from
-    the job).
+    `folder` is that of the job, `task` the object in a fork, `parent` the process with which it dies (default: from the
+    job).
     """
     folder, place = Path(folder), rank_of(os.environ)
     extra, rank = (file := read_job_file(folder))["extra"], place.rank if place else 0
@@ -335,7 +335,6 @@ def _by_notebook_launcher(folder: str, extra: dict, task: Any) -> None:
 
 
 def _meet_in(folder: str) -> None:
-    """Let the ranks of this process connect by a file in the job's `folder`, which is private to the user."""
     os.environ[STORE_FILE] = str(Path(folder).resolve() / f"store-{uuid.uuid4().hex}")
 
 
@@ -423,8 +422,7 @@ _PARENT = "SPECTRAKIT_SUPERVISOR"  # environment variable with the parent of the
 def start(folder: str, task: Any = None, parent: int | None = None) -> int:
     """Run the job in `folder` as the only rank, or as the parent of several; return the exit status.
 
-    `task` is the object in a fork (default: None). This process dies with process `parent` (default: the writer of the
-    job).
+    `task` is the object in a fork. This process dies with process `parent` (default: the writer of the job).
     """
     file = read_job_file(Path(folder))
     extra = file["extra"]

@@ -29,10 +29,7 @@ def _to_float64(values: Any) -> Any:
 
 
 def ranks(values: Any) -> Any:
-    """Return the rank of each value in its column, from 0 to 1; ties share their mean rank.
-
-    `values` is [samples, …].
-    """
+    """Return the rank of each value in its column of `values` [samples, …], 0 to 1; ties share their mean rank."""
     flat = values.reshape(len(values), -1)
     ranked = np.empty(flat.shape)
     for column in range(flat.shape[1]):
@@ -104,7 +101,7 @@ class Votes:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #6b4799da
 def mean_or_most(parts: Sequence[Any]) -> Any:
-    """Return the mean of float arrays [samples, …], one for each model; of integers and texts the most frequent value.
+    """Return the mean of the models' float arrays [samples, …]; of integers and texts the most frequent value.
 
     In a tie the smallest integer wins, or the text of the first model.
     """
@@ -141,7 +138,7 @@ def _normalized_numbers(words: Sequence[str]) -> list[str]:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #49f43422
 def _join_keys(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[tuple[list[str], list[str]]]]:
-    """Return pairs of id columns, as texts, by which rows may be joined, the most reliable first."""
+    """Return pairs of id columns by which rows may be joined, the most reliable first."""
     names = [name for name in first if name in other]
     if not names and len(first) == len(other) == 1:
         pairs = [(_id_texts(*first.values()), _id_texts(*other.values()))]
@@ -165,17 +162,15 @@ def _matching_rows(one: list, two: list) -> tuple[np.ndarray, np.ndarray] | None
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #e050525a
 def _duplicate_key(*columns: Sequence[Any]) -> str:
-    """Return a duplicated key of the columns; '' if there is none."""
     counts = (Counter(keys).most_common(1) for keys in columns)
     return next((" ".join(key) for most in counts for key, count in most if count > 1), "")
 
 
 def match_rows(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows of `first`, rows of `other`) of the same samples, in the order of `first`; empty if they share no
-    id.
+    """Return (rows of `first`, rows of `other`) of the same samples, in the order of `first`; empty without common ids.
 
-    `first` and `other` are id columns by name, as from `ids_in`. Raise RequestError if duplicated or contradictory ids
-    leave the match open.
+    Both are id columns by name, as from `ids_in`. Raise RequestError if duplicated or contradictory ids leave the match
+    open.
     """
     found, twice = list[tuple[np.ndarray, np.ndarray]](), ""
     for place, way in enumerate(_join_keys(first, other)):
@@ -200,7 +195,6 @@ def match_rows(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[np.n
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #eb43c11c
 def _check_same(name: str, old: Any, new: Any) -> None:
-    """Raise RequestError if a column that cannot be averaged differs between two runs."""
     if not np.array_equal(old, new, equal_nan=new.dtype.kind == "f"):
         problem = "The runs were given other samples" if name == "targets" or is_id(name, new) else "These differ"
         raise RequestError(
@@ -211,7 +205,6 @@ def _check_same(name: str, old: Any, new: Any) -> None:
 
 
 def _check_form(old: dict[str, tuple[int, ...]], new: dict[str, tuple[int, ...]]) -> None:
-    """Raise RequestError if a model's predictions have other names or shapes than those before."""
     if old and old != new:
         raise RequestError(f"The runs predict different outputs: {old} and {new}. Average runs of one task.")
 
@@ -239,16 +232,12 @@ def _reordered(values: Any, places: Any) -> Any:
 
 
 def _known_rows(values: Any, places: Any) -> Any:
-    """Return which rows exist, in a shape that broadcasts with `values`."""
     known = np.ones(len(values), bool) if places is None else places >= 0
     return known.reshape(-1, *[1] * (values.ndim - 1))
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #cf91044c
 def _contributions(mixture: "Mixture", arrays: dict[str, Any], places: Any) -> dict[str, tuple[Any, Any]]:
-    """Return (summand, mask of counted values) for each averaged column of a further model.
-
-    Raise RequestError if a column that must be equal differs.
-    """
+    """Return (summand, mask of counted values) for each averaged column of a further model."""
     made = dict[str, tuple[Any, Any]]()
     for name, values in arrays.items():
         known = _known_rows(values, places)
@@ -279,10 +268,9 @@ class Mixture:
         self._are_shares = True  # whether each model's rows sum to 1
 
     def add(self, arrays: dict[str, Any], weight: float = 1.0) -> str:
-        """Add a model's predictions [samples, …] by name; rows are matched to the first model's ids.
+        """Add a model's predictions [samples, …] by name, matched by id; return a message about missing rows, or ''.
 
-        Return a message about missing rows, or ''. Raise RequestError, with the average unchanged, if names, shapes or
-        samples differ.
+        Raise RequestError, with the average unchanged, if names, shapes or samples differ.
         """
         places = _row_positions(self._ids, ids := ids_in(arrays))
         samples = {n: len(values) if places is None else len(places) for n, values in arrays.items()}
@@ -334,12 +322,10 @@ _Files = Sequence[Mapping[str, StoredArray]]
 
 
 def _read_all(stored: StoredArray) -> Any:
-    """Return all rows of a stored array."""
     return np.concatenate([np.zeros((0, *stored.shape[1:]), stored.dtype), *stored.blocks(max(1, len(stored)))])
 
 
 def _ids_of(file: Mapping[str, StoredArray]) -> dict[str, Any]:
-    """Return the id columns of a file."""
     texts = {n: _read_all(s) if s.dtype.kind in "US" and len(s.shape) == 1 else np.zeros(2) for n, s in file.items()}
     return {name: _read_all(file[name]) for name in ids_in(texts)}
 
@@ -360,7 +346,7 @@ def _rows_in_order(files: _Files) -> list[np.ndarray] | None:
 def in_one_order(files: _Files) -> tuple[_Files, str]:
     """Return the files in the row order of the first, and a message about omitted rows.
 
-    Files of equal length without usable ids are assumed to be in order. Raise RequestError for other files.
+    Files of equal length without usable ids are assumed to be in order. Raise RequestError for others.
     """
     lengths = [len(next(iter(file.values()))) for file in files]
     why = "they have no ids in common"
@@ -378,7 +364,6 @@ def in_one_order(files: _Files) -> tuple[_Files, str]:
 
 
 def _with_rows(file: Mapping[str, StoredArray], rows: np.ndarray) -> Mapping[str, StoredArray]:
-    """Return a file with these rows; unchanged if they are all rows in order."""
     if all(np.array_equal(rows, np.arange(len(stored))) for stored in file.values()):
         return file
     return {name: replace(stored, rows=rows) for name, stored in file.items()}
@@ -405,7 +390,6 @@ def _lists_in(files: Sequence[Path], stored: _Files) -> set[str]:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #9f890f36
 def _unpadded(length: Any, lengths: Any, values: Any) -> tuple[slice, ...]:
-    """Return the slices that cut a padded row to its own `length`."""
     widths, cut = list(values.shape[1:]), [slice(None)] * (values.ndim - 1)
     longest = np.atleast_1d(lengths.max(axis=0)) if len(lengths) else np.zeros(0, int)
     for most, own in zip(longest, np.atleast_1d(length), strict=False):
@@ -415,7 +399,6 @@ def _unpadded(length: Any, lengths: Any, values: Any) -> tuple[slice, ...]:
 
 
 def _as_predicted(arrays: Mapping[str, Any], lists: set[str]) -> Any:
-    """Return columns in the form in which `predict` returned them."""
     outputs: dict[str, Any] = {}
     for name, values in arrays.items():
         lengths = arrays.get(lengths_of(name))
@@ -429,10 +412,7 @@ def _as_predicted(arrays: Mapping[str, Any], lists: set[str]) -> Any:
 
 
 def _merged(task: Any, models: Sequence[Mapping[str, Any]], lists: set[str]) -> dict[str, Any]:
-    """Return the columns that the task's `merge` made.
-
-    Raise RequestError unless it returned one answer for each sample.
-    """
+    """Return the columns of the task's `merge`. Raise RequestError unless there is one answer for each sample."""
     samples = len(next(iter(models[0].values())))
     made = task.merge([_as_predicted(model, lists) for model in models])
     arrays = dict[str, Any]()
@@ -452,8 +432,8 @@ def mean_of_models(files: Sequence[Path], folder: Path | None = None, task: Any 
 
     Args:
         files: One .npz file of predictions for each model.
-        folder: Folder for means larger than memory. Default: all are kept in memory.
-        task: Its `merge`, if it has one, joins the predictions. Default: none.
+        folder: Folder for means larger than memory.
+        task: Its `merge`, if any, joins the predictions.
 
     Raises:
         RequestError: If the files hold different samples, or `merge` returns something unsuitable.
@@ -480,7 +460,6 @@ def mean_of_models(files: Sequence[Path], folder: Path | None = None, task: Any 
 
 
 def _with_merged(task: Any, stored: _Files, lists: set[str]) -> dict[str, Any]:
-    """Return the result of the task's `merge` with targets and ids."""
     models = [{name: _read_all(array) for name, array in each.items()} for each in stored]
     ids = ids_in({name: values for name, values in models[0].items() if values.dtype.kind in "USiuf"})
     same = [n for n in ids if all(n in other and np.array_equal(models[0][n], other[n]) for other in models[1:])]

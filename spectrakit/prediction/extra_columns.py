@@ -37,9 +37,6 @@ def extra_columns(config: Config) -> int:
     Args:
         config: Settings.
 
-    Returns:
-        0 if `folds.columns` is not set.
-
     Raises:
         RequestError: If the predictions are missing.
     """
@@ -69,7 +66,6 @@ _WRITE = "Write `with_columns(dataset, columns, cfg)`, which returns the data se
 
 
 def _joined(sample: Any, row: Any, where: str) -> Any:
-    """Return a sample joined with a row of columns."""
     import torch
 
     if isinstance(sample, Mapping):
@@ -169,7 +165,7 @@ def _names(config: Config) -> str:
 def with_test_columns(task: Any, config: Config, test: Any) -> Any:
     """Return test samples joined with predictions of the same fold's models; without folds, the mean of all folds.
 
-    Without `folds.columns` the data set is returned unchanged. Raise RequestError if predictions are missing.
+    Raise RequestError if predictions for `folds.columns` are missing.
     """
     if test is None or not (sources := _sources(config)):
         return test

@@ -21,7 +21,7 @@ from ..task.task import collate_of, provides
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #240ad499
 def targets_of(task: Any, dataset: Any) -> Any:
-    """Return the targets of all samples as an array; None if there are none."""
+    """Return the targets of all samples as an array, if there are any."""
     from torch.utils.data import TensorDataset, default_collate
 
     if type(dataset) is TensorDataset:
@@ -80,7 +80,7 @@ def hold_out(task: Any, config: Config, train: Any, say: Callable[[str], None]) 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #3a82e1c6
 @dataclass(frozen=True)
 class Part:
-    """Numbers of the samples that a run trains with (`seen`) and holds out (`out`); `fold` None holds out none."""
+    """Numbers of the samples that a run trains with (`seen`) and holds out (`out`) in `fold`."""
 
     division: Folds | None
     fold: int | None
@@ -114,10 +114,9 @@ def own_folds(task: Any, config: Config) -> Folds:
 
 
 def part_of_run(task: Any, config: Config, whole: Any) -> Part:
-    """Return the samples that a run trains with and holds out.
+    """Return the samples that a run trains with and holds out, of the training samples `whole`.
 
-    `whole` are the training samples from `datasets`. Raise RequestError if the task divides them itself without
-    `fold_rows`.
+    Raise RequestError if the task divides them itself without `fold_rows`.
     """
     fold = fold_of(task, config)
     if config.folds.fold is None and divides_itself(task) and not provides(task, "fold_rows"):

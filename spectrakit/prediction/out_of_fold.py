@@ -29,7 +29,6 @@ def check_division(path: Path, sha256: str) -> None:
 
 # %% ../../nbs/45_prediction/06_out_of_fold.ipynb #215979f6
 def _predictions(file: Path) -> np.ndarray:
-    """Return the array `predictions` of a file. Raise RequestError if it is missing."""
     arrays = read_arrays(file)
     if "predictions" not in arrays:
         raise RequestError(
@@ -40,7 +39,7 @@ def _predictions(file: Path) -> np.ndarray:
 
 
 def test_predictions(path: Path, fold: int | None) -> np.ndarray:
-    """Return the mean test predictions of a fold's models in the cross-validation `path`; of all folds for None.
+    """Return the mean test predictions of a fold's models in the cross-validation `path`; None: of all folds.
 
     Raise RequestError if there are none.
     """
@@ -56,10 +55,7 @@ def test_predictions(path: Path, fold: int | None) -> np.ndarray:
 
 # %% ../../nbs/45_prediction/06_out_of_fold.ipynb #5a5032b4
 def taught_by_fold(path: Path, fold: int) -> np.ndarray | None:
-    """Return the mean predictions of a fold's models for their own training samples;
-
-    None without folds.predict_train.
-    """
+    """Return the mean predictions of a fold's models for their training samples, if predicted."""
     folders = [path / f"fold-{fold}", *sorted(path.glob(f"fold-{fold}-seed-*"))]
     files = [file for folder in folders for file in sorted(folder.glob("*/train.npz"))[-1:]]
     return np.mean([_predictions(file) for file in files], axis=0) if len(files) == len(folders) else None

@@ -19,9 +19,8 @@ from ..task.task import provides
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #d871e01c
 def ids_in(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the id columns of `arrays`; {} if there are none.
-
-    Texts beside `predictions` are ids. In a mapping of outputs texts are ids if no two are equal.
+    """Return the id columns of `arrays`: texts beside `predictions`, or texts without duplicates in a mapping of
+    outputs.
     """
     columns = {n: v for n, v in arrays.items() if n not in ("predictions", "targets") and is_id(n, v)}
     named = {name: values for name, values in columns.items() if is_id(name, None)}
@@ -59,7 +58,7 @@ class Predicted:
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #77c9acc6
 def targets_of(task: Any, data: Any) -> Any:
-    """Return the targets of a batch by the task's `targets` or the batch's form; None if there are none."""
+    """Return the targets of a batch by the task's `targets` or the batch's form, if any."""
     return task.targets(data) if provides(task, "targets") else default_targets(data)
 
 
@@ -126,7 +125,6 @@ _TABLES = "It has to return a pandas table, a mapping of columns, or a list of r
 
 
 def _check_columns(table: dict) -> None:
-    """Raise RequestError if a mapping holds a value that is not a column."""
     if not table:
         raise RequestError(f"`submission` returned a mapping without columns. {_TABLES}")
     for name, values in table.items():
@@ -148,10 +146,6 @@ def check_table(table: Any) -> None:
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #5ad9b68b
 def _scalar(value: Any) -> Any:
-    """Return the value of a one-element tensor or array, other objects unchanged.
-
-    Raise RequestError for several elements.
-    """
     plain = value.detach().cpu().numpy() if hasattr(value, "detach") else value
     if not hasattr(plain, "reshape") or not hasattr(plain, "size"):
         return value
@@ -163,7 +157,6 @@ def _scalar(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """Return a table's value; '' for missing values, as pandas writes them."""
     value = _scalar(value)
     missing = value != value if isinstance(value, float) else type(value).__name__ in ("NAType", "NaTType")
     return "" if missing else value

@@ -26,21 +26,17 @@ IN_MEMORY = 2**26  # bytes per column
 
 
 def _form_of(part: Any) -> tuple | None:
-    """Return (dtype, sample shape) of a batch's outputs; None unless they form a numeric array."""
+    """Return (dtype, sample shape) of a batch's outputs if they form a numeric array."""
     array, lengths = join_parts([part])
     return (array.dtype, array.shape[1:]) if lengths is None and array.dtype.kind in "biufc" else None
 
 
 def _is_ragged(part: Any) -> bool:
-    """Check whether a batch's outputs are a list with one array for each sample."""
     return isinstance(part, (list, tuple)) and any(getattr(values, "ndim", 0) for values in part)
 
 
 def _append(file: IO[bytes] | None, folder: Path, parts: list[Any]) -> IO[bytes]:
-    """Append `parts` to `file`, or to a new unnamed file in `folder`; return the file.
-
-    Raise RequestError if the disk is full.
-    """
+    """Append `parts` to `file`, or to a new unnamed file in `folder`; return the file."""
     try:
         if file is None:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # open as long as the column grows
@@ -94,7 +90,7 @@ class SpooledColumn:
 
 # %% ../../nbs/45_prediction/01_prediction_spool.ipynb #390baaeb
 class PredictionSpool:
-    """Predictions of a data set, added batch by batch; errors name the `task`, `folder` is that of `SpooledColumn`."""
+    """Predictions of a data set, added batch by batch; errors name the `task`."""
 
     def __init__(self, task: Any, folder: Path | None = None):
         self.task, self.folder = task, folder
@@ -156,10 +152,7 @@ class StoredArray:
 
 # %% ../../nbs/45_prediction/01_prediction_spool.ipynb #90e8e456
 def stored_arrays(file: Path) -> dict[str, StoredArray]:
-    """Return the arrays of an .npz file by name, without reading their values.
-
-    Raise RequestError as `read_arrays` does.
-    """
+    """Return the arrays of an .npz file by name, unread. Raise RequestError as `read_arrays`."""
     heads = array_heads(file).items()
     return {name: StoredArray(file, name, head.shape, head.dtype, head.in_columns) for name, head in heads}
 

@@ -30,8 +30,8 @@ from ..task.task import provides
 def as_soft(targets: np.ndarray, predictions: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (targets, predictions) as float32 with equal sample shapes.
 
-    `targets` are classes [samples] or numbers [samples, …], `predictions` [others, classes] or [others, …]; `where`
-    names them in messages. Raise RequestError if they do not fit.
+    `targets` are classes [samples] or numbers [samples, …], `predictions` [others, classes] or [others, …]. Raise
+    RequestError, which names `where`, if they do not fit.
     """
     classes = targets.dtype.kind in "iub" and targets.ndim == 1
     if classes and predictions.ndim == 2 and predictions.shape[1] > 1:
@@ -51,15 +51,11 @@ def as_soft(targets: np.ndarray, predictions: np.ndarray, where: str) -> tuple[n
 
 # %% ../../nbs/45_prediction/08_soft_targets.ipynb #5653a073
 def _check_same(path: Path, part: Part) -> None:
-    """Raise RequestError if the cross-validation `path` has other folds than the run."""
     if part.division is not None:
         check_division(path, part.division.sha256)
 
 
 def _teacher_predictions(path: Path, part: Part) -> tuple[np.ndarray, str]:
-    """Return predictions of the cross-validation `path` for a run's training samples, and a description of the
-    models.
-    """
     if part.fold is None:
         return held_out_predictions(path)[part.seen], "by models that had not seen them"
     own = taught_by_fold(path, part.fold)
@@ -72,9 +68,8 @@ def _teacher_predictions(path: Path, part: Part) -> tuple[np.ndarray, str]:
 
 # %% ../../nbs/45_prediction/08_soft_targets.ipynb #b9c5025d
 def with_target(sample: Any, like: Any, target: Any) -> Any:
-    """Return `sample` with a target, in the form of the training sample `like`.
-
-    Raise RequestError if parts are missing.
+    """Return `sample` with a target, in the form of the training sample `like`. Raise RequestError if parts are
+    missing.
     """
     if isinstance(like, Mapping):
         name = next((word for word in TARGET_NAMES if word in like), None)
@@ -93,7 +88,7 @@ def with_target(sample: Any, like: Any, target: Any) -> Any:
 class SoftRows:
     """Map-style data set of training samples, then test samples, with new targets.
 
-    Args:
+    Attributes:
         train: Training samples.
         test: Test samples, possibly empty.
         targets: Targets of all samples, in this order.

@@ -71,7 +71,7 @@ class Sample:
 def read_sample(given: Any, certain: bool = True, what: str = "sample submission") -> Sample:
     """Return the sample of a CSV or Parquet file or of a table. Raise RequestError if it cannot be read.
 
-    `certain` says whether the task named it; `what` describes the file in the error message.
+    `certain` says whether the task named it; `what` describes the file in the message.
     """
     if not isinstance(given, (str, os.PathLike)):
         return Sample(sheet_of(given), "the sample submission", certain)
@@ -106,14 +106,12 @@ def samples_in_inputs(folders: Iterable[str | Path]) -> list[Path]:
 
 
 def _is_sample(path: Path) -> bool:
-    """Check whether a file is named "sample…", or lies beside test data, as gender_submission.csv does."""
     name = path.name.lower()
     beside = not name.startswith("submission") and any(path.parent.glob("test*"))
     return path.is_file() and ("sample" in name or beside)
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #299f1c8c
 def _data_folders(config: Any) -> list[Path]:
-    """Return the folder of the task option `data`, a path or an input; [] if there is none."""
     data = str(config.task.get("data") or "")
     if not data:
         return []
@@ -124,11 +122,9 @@ def _data_folders(config: Any) -> list[Path]:
 
 
 def find_sample(task: Any, config: Any, folders: Iterable[str | Path]) -> Sample | None:
-    """Return the sample submission: the task's own, else the only one in `task.data` or below `folders`;
+    """Return the sample submission: the task's own, else the only one in `task.data` or below `folders`, else None.
 
-    None if none or several are found.
-
-    `task` may be a name, which is not imported. `config` is passed to the task's `sample_submission`.
+    `task` may be a name, which is not imported. `config` is passed to its `sample_submission`.
     """
     if not isinstance(task, str) and provides(task, "sample_submission"):
         given = task.sample_submission(config)
@@ -141,13 +137,11 @@ def find_sample(task: Any, config: Any, folders: Iterable[str | Path]) -> Sample
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #65b067d5
 def _listing(items: Iterable[Any], most: int = 3) -> str:
-    """Return the first `most` items as text."""
     shown = [repr(item) for item in items]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 def _align_columns(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
-    """Return the sheet with the sample's columns. Raise RequestError if one is missing."""
     wanted = sample.sheet.columns
     if sheet.columns == wanted:
         return sheet
@@ -219,11 +213,7 @@ def _align_rows(sheet: Sheet, sample: Sample, before: Sheet, notes: list[str]) -
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #935a566e
 def _without_gaps(texts: list[str], name: str, old: list[str], notes: list[str]) -> list[str]:
-    """Return a numeric or boolean column with gaps and non-finite values replaced by the median; other columns
-    unchanged.
-
-    `old` is the sample's column.
-    """
+    """Return a numeric or boolean column with gaps and non-finite values replaced by the median; others unchanged."""
     given, asked = ([text for text in column if not is_gap(text)] for column in (texts, old))
     if len(given) == len(texts) or not asked:
         return texts
@@ -249,7 +239,6 @@ def _check_kind(texts: list[str], name: str, old: list[str], sample: Sample) -> 
 
 
 def _range_message(texts: list[str], name: str, old: list[str], sample: Sample) -> str | None:
-    """Return a message if the sample's values look like probabilities and the sheet's are outside 0 to 1."""
     theirs = [value for text in old if (value := number_of(text)) is not None]
     if len(theirs) < len(old) or not all(0 <= v <= 1 for v in theirs) or not any(0 < v < 1 for v in theirs):
         return None
@@ -258,9 +247,6 @@ def _range_message(texts: list[str], name: str, old: list[str], sample: Sample) 
 
 
 def _vocabulary_message(texts: list[str], name: str, old: list[str], sample: Sample) -> str | None:
-    """Return a message if the sample has booleans and the sheet others, or the sample has words and the sheet numbers
-    only.
-    """
     wrong, given = None, [text for text in texts if not is_gap(text)]
     if old and all(map(is_flag, old)):
         wrong = next((text for text in texts if not is_flag(text)), None)
@@ -270,7 +256,6 @@ def _vocabulary_message(texts: list[str], name: str, old: list[str], sample: Sam
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #k9200001
 def _gap_messages(sheet: Sheet) -> tuple[str, ...]:
-    """Return messages about gaps in numeric columns, used without a sample."""
     notes = []
     for name, column in zip(sheet.columns, zip(*sheet.rows, strict=True), strict=False):
         known = [text for text in column if not is_gap(text)]
@@ -284,10 +269,7 @@ def _gap_messages(sheet: Sheet) -> tuple[str, ...]:
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #71721a4f
 def _align_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
-    """Return the sheet with values spelled as in the sample.
-
-    Raise RequestError if a column has values of another kind.
-    """
+    """Return the sheet with values spelled as in the sample. Raise RequestError for values of another kind."""
     first, columns = id_columns(sample.sheet), [list(column) for column in zip(*sheet.rows, strict=True)]
     olds = [list(dict.fromkeys(column)) for column in zip(*sample.sheet.rows, strict=True)]
     if not columns or not olds:
@@ -308,9 +290,7 @@ def _align_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #162437ad
 @dataclass(frozen=True)
 class Checked:
-    """Checked sheet, messages about corrections and doubts, and the number of rows filled from the previous
-    submission.
-    """
+    """Checked sheet, messages, and the number of rows filled from the previous submission."""
 
     sheet: Sheet
     notes: tuple[str, ...] = ()
@@ -320,8 +300,8 @@ class Checked:
 def checked(table: Any, sample: Sample | None, before: Sheet | None = None) -> Checked:
     """Compare a table with the sample submission, and correct unambiguous differences.
 
-    `table` is the result of `submission`. Without a `sample` it is only searched for gaps. Missing rows are filled from
-    `before`, the previous submission (None: the sample). Raise RequestError if a difference cannot be corrected.
+    Without a `sample` the `table` is only searched for gaps. Missing rows are filled from `before`, the previous
+    submission (None: the sample). Raise RequestError if a difference cannot be corrected.
     """
     sheet = sheet_of(table)
     if sample is None:
@@ -357,9 +337,7 @@ def constant(arrays: dict[str, Any], samples: int) -> dict[str, Any]:
 
 
 def filled(arrays: dict[str, Any], samples: int) -> dict[str, Any]:
-    """Return predictions of the first samples, padded to `samples` with typical values; unchanged if samples have
-    ids.
-    """
+    """Return predictions of the first samples, padded to `samples` with typical values; unchanged with ids."""
     import numpy as np
 
     done = min(map(len, arrays.values()))

@@ -57,7 +57,7 @@ class SubmissionState:
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #123d4ee3
 def read_record(folder: Path, out: Path | None = None) -> SubmissionState | None:
-    """Return the record in a run's `folder`, of `out` or any file; None if no record matches its file."""
+    """Return the record in a run's `folder`, of `out` or any file, if it matches its file."""
     for state in _recorded(folder):
         with contextlib.suppress(OSError, ValueError, TypeError):
             file = Path(state.file)
@@ -74,7 +74,6 @@ def record_stream(folder: Path, file: Path, out: Path) -> None:
 
 
 def _recorded(folder: Path) -> list[SubmissionState]:
-    """Return the recorded states of the file and of its replacement."""
     states = []
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         values = read_mapping(folder / RECORD, 2**22)
@@ -85,13 +84,11 @@ def _recorded(folder: Path) -> list[SubmissionState]:
 
 
 def _write_record(folder: Path | None, facts: dict[str, Any]) -> None:
-    """Write the record into the run's `folder`, if there is one."""
     if folder is not None:
         write_atomic(folder / RECORD, json.dumps(facts, indent=1) + "\n")
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #6eb272b1
 def _fits(sheet: Sheet, sample: Sample) -> bool:
-    """Check whether a sheet has the sample's columns and all its rows."""
     count = id_columns(sample.sheet)
     ids = {tuple(row[:count]) for row in sheet.rows}
     return sheet.columns == sample.sheet.columns and all(tuple(row[:count]) in ids for row in sample.sheet.rows)
@@ -114,16 +111,16 @@ _OTHER_FORMATS = (
 
 
 def check_is_csv(out: Path) -> None:
-    """Raise RequestError if the file's suffix contradicts CSV, the only format written."""
+    """Raise RequestError if the file's suffix contradicts CSV."""
     if out.suffix.lower() in _OTHER_FORMATS:
         advice = f"Name it {out.name.partition('.')[0]}.csv, and convert it afterwards"
         raise RequestError(f"{out.name} is not a name for CSV, the format of submissions. {advice}.")
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #538ea18a
 class SubmissionFile:
-    """Submission file with atomic updates.
+    """Submission file `out` with atomic updates.
 
-    `out` is the file, `folder` the run's folder for the record or None, `sample` the sample submission or None.
+    `folder` is the run's folder for the record, `sample` the sample submission; both may be None.
     """
 
     def __init__(self, out: Path, folder: Path | None, sample: Sample | None = None):
@@ -132,7 +129,7 @@ class SubmissionFile:
         self._before: Sheet | None = None
 
     def _earlier(self) -> SubmissionState | None:
-        """Return the state of an unrecorded file; None if it is missing or does not fit the sample."""
+        """Return the state of an unrecorded file that fits the sample, if any."""
         try:
             sheet = sheet_of(self.out.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, RequestError):
@@ -199,10 +196,10 @@ def write_predictions(
         task: Its `submission` makes the table.
         arrays: Predictions of the first samples by name.
         samples: Number of all samples.
-        earlier_notes: Messages about the predictions. Default: none.
+        earlier_notes: Messages about the predictions.
 
     Raises:
-        RequestError: If the table does not fit; errors of `submission` are raised as well. The file is unchanged then.
+        RequestError: If the table does not fit; errors of `submission` are raised as well. The file stays unchanged.
     """
     done = min(map(len, arrays.values()))
     named = any(is_id(name, values) for name, values in arrays.items() if name != "targets")

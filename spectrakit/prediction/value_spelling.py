@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 
 # %% ../../nbs/45_prediction/03_value_spelling.ipynb #70051324
 def number_of(text: str) -> float | None:
-    """Return the number that a text represents, possibly infinite or NaN; None for other texts."""
+    """Return the number that a text represents, possibly infinite or NaN, if any."""
     try:
         return float(text)
     except ValueError:
@@ -88,7 +88,7 @@ _FORMS = (
 
 
 def _moment(text: str) -> datetime | None:
-    """Return the time of a text with the year first, in UTC if it has a zone; None for other texts."""
+    """Return the time of a text with the year first, in UTC if it has a zone."""
     try:
         time = datetime.fromisoformat(text.strip().replace("/", "-"))
     except ValueError:
@@ -97,7 +97,6 @@ def _moment(text: str) -> datetime | None:
 
 
 def _writes(form: str, texts: Sequence[str]) -> bool:
-    """Check whether all dates are written exactly in this format."""
     try:
         return all(datetime.strptime(text, form).strftime(form) == text for text in texts)
     except ValueError:
@@ -119,7 +118,7 @@ def _as_dates(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
 
 # %% ../../nbs/45_prediction/03_value_spelling.ipynb #438f1a0d
 def spelled_as(texts: Sequence[str], old: Sequence[str]) -> list[str]:
-    """Return a column with its values spelled as in `old`, the sample's column; other differences stay."""
+    """Return a column spelled as in `old`, the sample's column; other differences stay."""
     given = [text for text in old if text.strip()]
     for way in (_as_flags, _as_numbers, _as_dates) if given else ():
         if (spelled := way(texts, given)) not in (None, list(texts)):

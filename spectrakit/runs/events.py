@@ -30,9 +30,7 @@ def log_file(run_dir: Path | str) -> Path:
 
 # %% ../../nbs/30_runs/00_events.ipynb #23a2fc01
 def _to_json(value: Any) -> Any:
-    """Return `value` in JSON types: non-finite numbers as None, scalars with `.item()` as numbers, other objects as
-    text.
-    """
+    """Return `value` in JSON types: non-finite numbers as None, scalars with `.item()` as numbers, others as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, bool, int)):
@@ -54,10 +52,7 @@ def encode_event(t: float, type: str, fields: dict) -> bytes:
 
 # %% ../../nbs/30_runs/00_events.ipynb #23a2fc02
 def repair_tail(path: Path) -> int:
-    """Cut a torn last line off `path`; return the number of bytes removed.
-
-    Never call it while another process writes.
-    """
+    """Cut a torn last line off `path`; return the removed bytes. No other process may be writing."""
     with open(path, "rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end:
@@ -95,7 +90,7 @@ def lines_from_the_end(log: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _last_time(path: Path) -> float:
-    """Return `t` of the last event of the log at `path`; 0.0 without one."""
+    """Return `t` of the last event of the log; 0.0 without one."""
     with open(path, "rb") as log:
         lines = (line for lines in lines_from_the_end(log) for line in reversed(lines))
         return next((event["t"] for line in lines if is_event(event := decode_line(line))), 0.0)
@@ -111,7 +106,6 @@ class _LineFile:
         self._writing = threading.Lock()
 
     def flush(self) -> None:
-        """Write all lines, as far as the disk has room."""
         with self._writing:
             while self.lines:
                 self._waiting += self.lines.popleft()
@@ -129,7 +123,6 @@ class _LineFile:
         return written == len(self._waiting)
 
     def close(self) -> None:
-        """Write what is left and close the file."""
         self.flush()
         with self._writing:
             if self._file is not None:
@@ -143,8 +136,8 @@ WRITE_S = 0.1  # between two writes of log points
 class EventLog:
     """Writer of the event log at `path`; `t` counts seconds from the first event, over all sessions of the run.
 
-    The clock is monotonic. Opening raises OSError if the file cannot be written; on a full disk lines wait in memory.
-    With `behind` a thread writes log points, so that training does not wait for a slow disk.
+    Opening raises OSError if the file cannot be written; on a full disk lines wait in memory. With `behind` a thread
+    writes log points, so that training does not wait for a slow disk.
     """
 
     def __init__(self, path: Path | str, behind: bool = False):
@@ -266,7 +259,7 @@ _PIECE, LONGEST_LINE = 2**20, 2**24  # bytes read at once; longest line that cou
 def lines_of(file: IO[bytes], piece_bytes: int = _PIECE) -> Iterator[tuple[bytes | None, int]]:
     """Yield (line, end offset from here) of each whole line of an open file, read in pieces of `piece_bytes`.
 
-    A line longer than LONGEST_LINE is yielded as None and not kept in memory.
+    A line longer than LONGEST_LINE is yielded as None.
     """
     rest, end, skips = b"", 0, False
     while piece := file.read(piece_bytes):
@@ -282,7 +275,7 @@ def lines_of(file: IO[bytes], piece_bytes: int = _PIECE) -> Iterator[tuple[bytes
 class EventReader:
     """Reader of the log at `path`; each `poll` returns the new events.
 
-    Args:
+    Attributes:
         path: The event log; it may not exist yet.
         most_bytes: Approximate limit of bytes per `poll`; None for no limit.
         strict: Return valid events only, else any JSON object.
@@ -292,7 +285,7 @@ class EventReader:
         self.path, self.most_bytes, self.strict, self._position = Path(path), most_bytes, strict, 0
 
     def poll(self) -> list[dict]:
-        """Return the new whole events, oldest first; [] if there are none yet, or no file."""
+        """Return the new whole events, oldest first."""
         return list(self.each())
 
     def each(self) -> Iterator[dict]:
@@ -341,9 +334,7 @@ def is_dropped(event: dict, lowest: float) -> bool:
 
 
 def effective_events(events: list[dict]) -> list[dict]:
-    """Return the events without steps that a restart dropped: `restart {step}` removes earlier events with later
-    steps.
-    """
+    """Return the events without those of later steps that a `restart {step}` dropped."""
     lowest, kept = math.inf, []
     for event in reversed(events):
         if event["type"] == "restart":

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/30_runs/03_history.ipynb #258063ef
 def ending(events: Iterable[dict]) -> dict | None:
-    """Return the `end` event from events in newest-first order; None if the run has not ended or was resumed."""
+    """Return the `end` event from events in newest-first order, unless the run was resumed."""
     last = next((e for e in events if e["type"] in ("end", "restart", "start")), None)
     return last if last is not None and last["type"] == "end" else None
 
@@ -47,9 +47,9 @@ def status_of(end: dict, running: bool) -> str:
 
 # %% ../../nbs/30_runs/03_history.ipynb #1f81b6ce
 def best_evaluation(evaluations: list[dict], best_checkpoint: str | None) -> dict | None:
-    """Return the evaluation of the best checkpoint; None before the first best one.
+    """Return the evaluation of the checkpoint `best_checkpoint`, the folder in BEST, if any.
 
-    `evaluations` are `eval` events in order, `best_checkpoint` is the folder name in BEST or None.
+    `evaluations` are `eval` events in order.
     """
     bests = [e for e in evaluations if e.get("best")]
     saved = [e for e in bests if f"step-{e['step']:08d}" == best_checkpoint]
@@ -63,9 +63,7 @@ def last_step(logged: Iterable[float], events: list[dict]) -> int:
 
 # %% ../../nbs/30_runs/03_history.ipynb #05e616e1
 def settings_of(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of the run at `path` by dotted key, and messages about problems; unknown settings of other
-    versions are included.
-    """
+    """Return the settings of the run at `path` by dotted key, with unknown ones, and messages about problems."""
     file = path / "config.yaml"
     try:
         return dict(flat(to_dict(compose(config=file)))), []
@@ -154,7 +152,7 @@ class History:
 
     @property
     def total_steps(self) -> int | None:
-        """Planned number of steps by the newest start or restart; None if unknown."""
+        """Planned number of steps by the newest start or restart, if known."""
         planned = (e.get("total_steps") for e in reversed(self.of_type("start", "restart")))
         return next((steps for steps in planned if steps is not None), None)
 
@@ -175,7 +173,7 @@ class History:
 
     @cached_property
     def best(self) -> dict | None:
-        """Evaluation of the best checkpoint; None before the first. After a full disk it may be an older one."""
+        """Evaluation of the best checkpoint, if any. After a full disk it may be an older one."""
         return best_evaluation(self.of_type("eval"), read_pointer(self.path / "checkpoints", "BEST"))
 
     def all_metrics(self, evaluation: dict) -> dict[str, float | None]:
@@ -237,7 +235,7 @@ def history_of(path: Path, events: Iterable[dict], each: Callable[[dict], None])
 
 
 def read_all_events(path: Path | str) -> tuple[History, list[dict]]:
-    """Return the history of the run at `path` and all its events including log points; the log is read once."""
+    """Return the history of the run at `path` and all its events including log points."""
     path = Path(path)
     every: list[dict] = []
     running = is_locked(path)
@@ -246,14 +244,14 @@ def read_all_events(path: Path | str) -> tuple[History, list[dict]]:
 
 # %% ../../nbs/30_runs/03_history.ipynb #ce5e4302
 def read_end(path: Path | str) -> tuple[str | None, float, int]:
-    """Return (status or None, seconds, step of the end or -1) from the last lines of the log at `path`."""
+    """Return (status or None, seconds, step of the end or -1) from the last lines of the log."""
     events = last_events(path)
     end = ending(reversed(events)) or {}
     return end.get("status"), max((e["t"] for e in events), default=0.0), end.get("step") or -1
 
 
 def has_started(path: Path | str) -> bool:
-    """Check whether the log of the run at `path` has a `start`; reads no further."""
+    """Check whether the log of the run at `path` has a `start`."""
     return any(isinstance(e, dict) and e["type"] == "start" for e in each_line(log_file(path)))
 
 
@@ -263,9 +261,7 @@ def log_size(path: Path | str) -> int:
 
 
 def end_after(path: Path | str, size: int) -> tuple[str, str] | None:
-    """Return (status, reason) if the log at `path` has grown beyond `size` bytes and its last line is an end; else
-    None.
-    """
+    """Return (status, reason) if the log has grown beyond `size` bytes and its last line is an end."""
     if log_size(path) <= size:
         return None
     with open_regular(log_file(path)) as log:
@@ -276,7 +272,7 @@ def end_after(path: Path | str, size: int) -> tuple[str, str] | None:
 
 
 def follow(path: Path | str, most_bytes: int | None = None, strict: bool = True) -> EventReader:
-    """Return a reader that follows the log of the run at `path`; other arguments are those of `EventReader`."""
+    """Return an `EventReader` of the log of the run at `path`."""
     return EventReader(log_file(path), most_bytes, strict)
 
 # %% ../../nbs/30_runs/03_history.ipynb #f557bb3f
@@ -325,7 +321,7 @@ def outline(path: Path, hashes: bool = False) -> RunOutline:
 
 # %% ../../nbs/30_runs/03_history.ipynb #a6a42276
 def batches(history: History) -> list[tuple[int, float]]:
-    """Return [(first step, effective batch size in samples)] in order; [] if the log does not contain it."""
+    """Return [(first step, effective batch size in samples)] in order; [] if unknown."""
     first = next(iter(history.of_type("start")), {}).get("effective_batch_size")
     if not first:
         return []
@@ -391,7 +387,6 @@ class _Search:
 
 # %% ../../nbs/30_runs/03_history.ipynb #5dbcb496
 def _process_bound(search: _Search, event: dict) -> None:
-    """Process an `end`, `restart` or `start`."""
     search.last = search.last or event
     if event["type"] == "restart":
         search.lowest = min(search.lowest, event["step"])
@@ -400,7 +395,6 @@ def _process_bound(search: _Search, event: dict) -> None:
 
 
 def _process_best(search: _Search, event: dict) -> None:
-    """Process an evaluation that was the best so far."""
     is_saved = f"step-{event['step']:08d}" == search.best_checkpoint
     if is_saved or search.best is None:
         search.best = event

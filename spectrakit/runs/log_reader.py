@@ -41,11 +41,9 @@ _READ_BYTES = 2**18  # at once
 
 
 def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield an open log in pieces that end with a line, with their number of bytes in the log; a torn last line comes
-    last.
+    """Yield an open log in pieces that end with a line, with their number of bytes; a torn last line comes last.
 
-    Of an overlong line only the beginning is kept, so it is not an event. Reading stops at a line without an end, such
-    as a sparse file of a terabyte.
+    Of an overlong line only the beginning is kept, so it is not an event. Reading stops at a line without an end.
     """
     rest, skipped = b"", 0
     while piece := log.read(_READ_BYTES):
@@ -76,10 +74,7 @@ def _are_numbers(values: list) -> bool:
 
 
 def are_log_points(points: list[dict]) -> bool:
-    """Check whether all events of type `step` are valid log points.
-
-    False may also mean that `is_event` has to decide.
-    """
+    """Check whether all events of type `step` are valid log points; if False, `is_event` has to decide."""
     columns = {name: [point.get(name) for point in points] for name in COLUMNS}
     for name in ("loss", "lr", "samples_per_s"):
         columns[name] = [value for value in columns[name] if value is not None]
@@ -132,7 +127,6 @@ _BLOCK_BYTES = 2**16  # decoded at once; fits a processor's cache
 
 
 def _blocks(piece: bytes) -> Iterator[bytes]:
-    """Yield whole lines in blocks of about `_BLOCK_BYTES`."""
     begin = 0
     while begin < len(piece):
         end = piece.rfind(b"\n", begin, begin + _BLOCK_BYTES) + 1 or piece.find(b"\n", begin) + 1
@@ -141,7 +135,6 @@ def _blocks(piece: bytes) -> Iterator[bytes]:
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Return the log `file` open for reading; an empty one if it cannot be opened."""
     try:
         check_inside(file.parent, file)
         return open(file, "rb")
@@ -150,7 +143,6 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _decoded(log: BinaryIO) -> Iterator[dict | bytes]:
-    """Yield the events of an open log in order; other lines, such as a torn last one, as bytes."""
     for piece, _ in _pieces(log):
         if not piece.endswith(b"\n"):
             yield piece
@@ -169,7 +161,7 @@ MOST_METRICS = 100  # of one evaluation
 
 
 def _with_fewer_metrics(event: dict, monitor: str) -> dict:
-    """Return the evaluation `event` with at most MOST_METRICS metrics; `more_metrics` counts the others."""
+    """Return the evaluation with at most MOST_METRICS metrics; `more_metrics` counts the others."""
     metrics = event["metrics"]
     if len(metrics) <= MOST_METRICS:
         return event
@@ -183,7 +175,7 @@ def readable(line: bytes) -> str:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #a8cfd153
 class RunLog:
-    """Log as far as it was read: log points as columns, other events, and lines that are not events. It only grows."""
+    """Log as far as it was read: log points as columns, other events, and lines that are not events."""
 
     def __init__(self) -> None:
         self.identity: tuple = ()  # device, inode, size and time of the file at the last read
@@ -222,7 +214,6 @@ class RunLog:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #1705e979
 def _add_points(log: RunLog, columns: list[array]) -> None:
-    """Add columns of log points to `log`."""
     for column, more in zip(log.columns, columns, strict=True):
         column.extend(more)
     log.seconds = max(log.seconds, max(columns[COLUMNS.index("t")]))
@@ -264,7 +255,6 @@ _MOST_LOGS, _MOST_POINTS = 64, 2_000_000
 
 
 def _forget_oldest() -> None:
-    """Drop the least recently used logs above the limits."""
     while len(_LOGS) > 1 and (
         len(_LOGS) > _MOST_LOGS or sum(len(log.columns[0]) for log in list(_LOGS.values())) > _MOST_POINTS
     ):
@@ -274,7 +264,7 @@ def _forget_oldest() -> None:
 def read_log(path: Path, every_event: list[dict] | None = None) -> RunLog:
     """Return the log of the run at `path`, read to its end; an empty one if unreadable.
 
-    With `every_event`, a list that receives each event including log points, the log is read from its beginning.
+    With the list `every_event`, which receives each event including log points, it is read from its beginning.
     """
     name = os.path.abspath(log_file(path))
     known = _LOGS.pop(name, None) if every_event is None else None  # a concurrent thread reads the log itself
@@ -299,7 +289,7 @@ def read_log(path: Path, every_event: list[dict] | None = None) -> RunLog:
 def effective_points(steps: "np.ndarray", restarts: list[tuple[int, int]]) -> "np.ndarray":
     """Return a mask [log points] of the points that no later restart dropped.
 
-    `steps` are the steps of the log points, `restarts` (log points before it, step of the checkpoint) in order.
+    `steps` are those of the log points, `restarts` (log points before it, step of the checkpoint) in order.
     """
     import numpy as np
 
@@ -324,7 +314,7 @@ class LogSnapshot:
 
     @property
     def last_steps(self) -> list[int]:
-        """The step of the last log point as a list, or []. Without restarts no array is built."""
+        """The step of the last log point as a list, or []."""
         steps = self._log.columns[COLUMNS.index("step")] if not self._restarts else self.points["step"]
         end = self._points if not self._restarts else len(steps)
         return [int(step) for step in steps[end - 1 : end]] if end else []
@@ -345,9 +335,9 @@ class LogSnapshot:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #040ed230
 class EventStream:
-    """Events of the log of the run at `path` without those that a restart dropped, as in `effective_events`.
+    """Events of the log of the run at `path`, as in `effective_events`. A context manager.
 
-    Each iteration reads the open file from its beginning. A context manager.
+    Each iteration reads the open file from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -378,7 +368,6 @@ _HELD_ROWS = 64  # an evaluation may follow a log point of a later step
 
 
 def _row(event: dict) -> dict:
-    """Return the columns of a log point or an evaluation by name."""
     row = dict(event)
     del row["type"]
     if lrs := row.pop("lrs", None):
@@ -417,10 +406,9 @@ class ColumnNames:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #73f238f2
 def write_metrics_csv(events: Iterable[dict], path: Path | str, names: list[str] | None = None) -> list[str]:
-    """Write log points and evaluations to the CSV file `path`, one row per step, atomically; return the column
-    names.
+    """Write log points and evaluations to the CSV file `path`, one row per step, atomically; return the column names.
 
-    `events`, such as an `EventStream`, are kept nowhere. They are read twice if `names` of `ColumnNames` is missing.
+    `events`, such as an `EventStream`, are read twice if `names` of `ColumnNames` is missing.
     """
     if names is None:
         columns = ColumnNames()
@@ -440,7 +428,7 @@ _TAIL_BYTES = 65536
 
 
 def last_events(path: Path | str) -> list[dict]:
-    """Return the events in the last 64 kB of the log of the run at `path`, oldest first; [] without a log."""
+    """Return the events in the last 64 kB of the log of the run at `path`, oldest first."""
     with _opened(log_file(path)) as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
         return [event for event in decode_lines(log.read().split(b"\n")) if isinstance(event, dict)]
@@ -458,7 +446,7 @@ def _is_of_other_type(line: bytes, types: set[str]) -> bool:
 def newest_first(path: Path, types: set[str]) -> Iterator[dict]:
     """Yield events of the log of the run at `path`, newest first: the last one, and others of the given `types`.
 
-    The caller may remove items from `types` meanwhile. Yields no events without a log.
+    The caller may remove items from `types` meanwhile.
     """
     seen = False
     with _opened(log_file(path)) as log:

@@ -84,8 +84,8 @@ def effective_batch(config: Config, session: Session) -> int:
 def keep_effective_batch(config: Config, recorded: dict, session: Session) -> Config:
     """Return `config` adapted to this session's processes, with the run's effective batch.
 
-    It is unchanged if the number of processes is fixed, or resume.allow names the batch. `recorded` is environment.json
-    of the run; its `decided` holds the previous batch and processes.
+    It is unchanged if the number of processes is fixed, or resume.allow names the batch. `recorded` is the run's
+    environment.json; its `decided` holds the previous batch and processes.
     """
     decided = recorded.get("decided", {})
     kept, processes = decided.get("effective_batch_size"), decided.get("world_size")
@@ -139,7 +139,6 @@ def changes_text(changed: dict[str, tuple]) -> str:
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #5c0de011
 def _name_of(part: str) -> str:
-    """Return a part's name as text: loss of Coffee, smooth in helpers."""
     source, colon, name = part.rpartition(":")
     if not name:
         return f"the module {source}"
@@ -148,9 +147,9 @@ def _name_of(part: str) -> str:
 
 
 def code_change(before: Any, now: Any) -> str | None:
-    """Return the changed parts of a task's code as text; None if none is known to have changed.
+    """Return the changed parts of a task's code as text, if any is known.
 
-    `before` and `now` are hashes from `task.source_identity`, empty for unknown source.
+    `before` and `now` are hashes from `task.source_identity`.
     """
     if not isinstance(before, dict) or not isinstance(now, dict) or not before or not now:
         return None
@@ -168,9 +167,7 @@ def code_change(before: Any, now: Any) -> str | None:
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #14d6ea4f
 def check_changes(run: RunOutline, before: Config, now: Config, session: Session) -> dict[str, tuple]:
-    """Return the changed settings that are allowed, {key: (before, now)}.
-
-    Raise RequestError listing those that are not.
+    """Return the allowed changed settings, {key: (before, now)}. Raise RequestError listing the others.
 
     Args:
         run: The run to resume.

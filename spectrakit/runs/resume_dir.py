@@ -70,8 +70,8 @@ def _lines_to_keep(plan: ResumePlan) -> list[tuple[bytes, dict]]:
 def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tuple[str, list[Path]]:
     """Return the name of the best checkpoint, or '', and the checkpoints to copy besides the newest.
 
-    These are the best one, the last two bests in the log, since the stop may have requested the last of them, and those
-    to be averaged.
+    These are the best one, the last two bests in the log, since the stop may have requested the last, and those to be
+    averaged.
     """
     if plan.run is None:
         return "", []
@@ -86,13 +86,9 @@ def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tup
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #2b48292e
 def _copy_checkpoints(newest: list[Path], others: list[Path], best: str, folder: Path) -> None:
-    """Copy the first of `newest` that arrives intact, and `others`. Raise CheckpointError if none does.
+    """Copy the first of `newest` that arrives intact, and intact `others`; `best` is for the pointer BEST.
 
-    Args:
-        newest: Checkpoints, the newest first.
-        others: Further checkpoints; damaged ones are skipped.
-        best: Name for the pointer BEST, or ''.
-        folder: Target folder.
+    Raise CheckpointError if none does.
     """
     for number, path in enumerate(newest):
         try:
@@ -113,7 +109,6 @@ def _copy_checkpoints(newest: list[Path], others: list[Path], best: str, folder:
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #f150662d
 def _copy_records(plan: ResumePlan, lines: list[tuple[bytes, dict]], folder: Path) -> None:
-    """Copy a run's settings, facts, metrics and tracker ids, and write the kept lines of its log."""
     assert plan.run is not None  # a checkpoint alone has no records
     own = [] if plan.checkpoint else [plan.run / "environment.json", *plan.run.glob("trackers/*/run_id")]
     for path in [*plan.run.glob("config*.yaml"), plan.run / "metrics.csv", *own]:
@@ -128,7 +123,6 @@ def _copy_records(plan: ResumePlan, lines: list[tuple[bytes, dict]], folder: Pat
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #7de10e94
 def _remove_leftovers(base: Path) -> None:
-    """Remove hidden copies that were interrupted more than a minute ago."""
     for half in base.glob(".copying-*"):
         with contextlib.suppress(OSError):
             if time.time() - half.stat().st_mtime > 60 and not is_locked(half):
@@ -136,7 +130,6 @@ def _remove_leftovers(base: Path) -> None:
 
 
 def _check_room(name: str, base: Path, copied: set[Path]) -> None:
-    """Raise RequestError if these checkpoints of the run `name` do not fit into the folder `base`."""
     need = sum(map(checkpoint_bytes, copied)) + 2**22
     if (free := writable_bytes(base)) < need:
         raise RequestError(
@@ -146,7 +139,6 @@ def _check_room(name: str, base: Path, copied: set[Path]) -> None:
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #3cbceedc
 def _copy_run(plan: ResumePlan, config: Config) -> Path:
-    """Return a hidden folder in run.dir with the files that the run of `plan` needs."""
     base, origin = Path(config.run.dir), plan.run or plan.checkpoint
     assert origin is not None  # a plan that copies has one of the two
     _remove_leftovers(base)
@@ -175,7 +167,6 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #7cd563f4
 def _make_folder(plan: ResumePlan, config: Config) -> Path:
-    """Return the run's folder: its own, a new one, or a copy."""
     if plan.kind == "here":
         assert plan.run is not None  # the folder it continues in
         check_entries(plan.run)
@@ -215,7 +206,6 @@ def _set_aside(path: Path, config: Config) -> Path | None:
 
 @contextlib.contextmanager
 def _as_request_error(path: Path) -> Iterator[None]:
-    """Turn an OSError of this block into a RequestError about the run at `path`."""
     try:
         yield
     except OSError as error:
@@ -233,17 +223,13 @@ def _log_message(path: Path, text: str) -> None:
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #b8d04f43
 def _gpu_names(environment: dict) -> list[str]:
-    """Return the GPU names in environment.json, such as ['Tesla T4', 'Tesla T4']."""
     platform = environment.get("platform")
     gpus = platform.get("gpus") if isinstance(platform, dict) else None
     return [repr(gpu.get("name")).strip("'") for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
 
 def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
-    """Return environment.json of a resumed run: `new` with the run's id and an entry for each session.
-
-    `platform` is the name of this session's platform.
-    """
+    """Return environment.json of a resumed run: `new` with the run's id and an entry for each session."""
     old = plan.environment
     sessions = old.get("sessions") or [{"session": 1, "platform": old.get("platform", {}).get("name")}]
     origin = plan.checkpoint or plan.run
@@ -262,10 +248,7 @@ def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #7587c312
 def _undo(plan: ResumePlan, path: Path, before: dict[str, str | None], aside: Path | None) -> None:
-    """Undo the changes of `open_run_dir` at `path`;
-
-    `before` are the old files, `aside` the file of replaced settings.
-    """
+    """Undo the changes of `open_run_dir`; `before` are the old files, `aside` the file of replaced settings."""
     if plan.kind in ("copy", "branch") or (plan.kind == "new" and not (path / "checkpoints").is_dir()):
         shutil.rmtree(path, ignore_errors=True)
     elif plan.kind == "here":
@@ -280,7 +263,6 @@ def _undo(plan: ResumePlan, path: Path, before: dict[str, str | None], aside: Pa
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #a3db2a96
 def _manifests(path: Path) -> dict[str, str | None]:
-    """Return manifests of foreign checkpoints, which will be signed, by their paths in the run."""
     files = [checkpoint / "manifest.json" for checkpoint in foreign_checkpoints(path)]
     return {str(file.relative_to(path)): text for file in files if (text := _text(file)) is not None}
 

@@ -37,9 +37,7 @@ from ..system.platforms.detect import input_folders
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #1e824bdf
 def places(config: Config) -> list[tuple[Path, int]]:
-    """Return folders that may hold earlier runs, with the search depth: run.dir, the mirror, and the platform's
-    inputs.
-    """
+    """Return folders that may hold earlier runs, with the search depth: run.dir, the mirror, and the inputs."""
     mirror = [(Path(config.checkpoint.mirror).expanduser(), 3)] if config.checkpoint.mirror else []
     return [(Path(config.run.dir), 1), *mirror, *((Path(real), DEPTH) for _, real in input_folders(os.environ, "/"))]
 
@@ -77,7 +75,6 @@ def _continue_plan(run: RunOutline, changed: dict, config: Config, reason: str) 
 
 
 def _with_changes(changed: dict[str, tuple]) -> str:
-    """Return the end of a reason that lists changed settings."""
     return f"; {changes_text(changed)}" if changed else ""
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #5ba65c81
@@ -94,7 +91,6 @@ def _runs_begun(config: Config) -> list[Path]:
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #22371f24
 def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
-    """Return the plan for a named run."""
     _check_is_run(path, config.run.dir)
     _with_restored_checkpoint(path)
     run, before = outline(path), compose(config=path / "config.yaml")
@@ -114,7 +110,6 @@ def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
 
 
 def _check_is_run(path: Path, run_dir: str) -> None:
-    """Raise RequestError if `path` is not a run; the message lists runs below it, or similar names in `run_dir`."""
     if not path.is_dir():
         raise RequestError(f"There is no folder {str(path)!r} to resume from.{near_names(Path(run_dir) / path)}")
     if not missing_files(path):
@@ -129,7 +124,6 @@ def _check_is_run(path: Path, run_dir: str) -> None:
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #3f549851
 def _checkpoint_plan(path: Path, config: Config, session: Session) -> ResumePlan:
-    """Return the plan for a named checkpoint: a new run continues from it."""
     if not path.is_dir():
         raise RequestError(
             f"There is no checkpoint {str(path)!r}. `spectrakit show RUN` lists the checkpoints of a run."
@@ -181,13 +175,11 @@ def _judged_runs(
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #9e6015ad
 def _skipped_note(run: RunOutline, session: Session) -> str:
-    """Return the note that a finished run was made with other code; '' for other runs."""
     code = code_change(run.environment.get("code"), session.code) if run.done else None
     return f"; {run.path.name} is done, but was made with other code ({code}): it is skipped" if code else ""
 
 
 def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, note: str) -> ResumePlan:
-    """Return the plan for the furthest of `total` runs; `note` is added to the reason."""
     why = f"the furthest of {total} runs of this task" if total > 1 else "the only run of this task"
     beginning = f"resume.source=auto: {place(run.path)}"
     if run.done and not changed:
@@ -198,7 +190,7 @@ def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, not
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #0553dda3
 class _ForeignRun(RequestError):
-    """Refusal of a finished run that cannot be the result, since proof is missing that it was made here."""
+    """Refusal of a finished run that cannot be the result, since nothing proves that it was made here."""
 
 
 def _judgement(run: RunOutline, config: Config, session: Session, at_work: Path | None) -> dict | RequestError:
@@ -219,9 +211,7 @@ def _judgement(run: RunOutline, config: Config, session: Session, at_work: Path 
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #2d82aea1
 def _runs_of_task(paths: Iterable[Path], config: Config, peer: bool) -> tuple[list[RunOutline], dict[str, Path]]:
-    """Return this task's runs that have a checkpoint or are in use, and {run id: path} of those used by another
-    process.
-    """
+    """Return this task's runs with a checkpoint or in use, and {run id: path} of those in use."""
     paths = [path for path in paths if _is_of_task(path, config)]
     at_work = (
         [] if peer else [path for path in paths if is_locked(path)]
@@ -232,7 +222,6 @@ def _runs_of_task(paths: Iterable[Path], config: Config, peer: bool) -> tuple[li
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #52081770
 def _raise_refusal(refused: list[tuple[RunOutline, RequestError]], free: list[RunOutline]) -> None:
-    """Raise the first refusal of a run with a valid checkpoint in one of its copies among `free`."""
     for run, error in refused:
         copies = [other for other in reversed(free) if other.run_id == run.run_id]
         if any(outline(copy.path, hashes=True).step >= 0 for copy in copies):
@@ -267,7 +256,7 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:
-    """Return the plan for `resume.source`. Raise RequestError if it is not a run, or the run has other settings.
+    """Return the plan for `resume.source`. Raise RequestError if it is no run, or the run has other settings.
 
     `config` is resolved for this platform. `peer`: this process joins a run that another process has chosen and may
     have locked.

@@ -50,7 +50,7 @@ from ..watchdog.time_budget import TimeLimit
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #1ae9b641
 def reserve_folder(base: Path) -> Path:
-    """Create `base`, or the first free one of base-2, base-3, …; return its path. Raise RequestError if that fails."""
+    """Create `base`, or the first free one of base-2, base-3, …; return it. Raise RequestError if that fails."""
     for number in range(1, 1000):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
@@ -87,7 +87,7 @@ def _check_writable(path: Path) -> None:
 def new_run_dir(config: Config, label: str, now: float | None = None) -> Path:
     """Create and return `runs/<name>-<YYYYmmdd-HHMMSS>[-2]`. Raise RequestError if that fails.
 
-    `label` is the task's name, used if run.name is unset. `now` is in unix seconds; None means now.
+    `label` is the task's name, used if run.name is unset; `now` is in unix seconds.
     """
     name = config.run.name or re.sub(r"[^A-Za-z0-9._-]+", "-", label.rpartition(":")[2] or "run").lower()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -100,7 +100,7 @@ def new_run_dir(config: Config, label: str, now: float | None = None) -> Path:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #512c08ba
 def check_mirror(config: Config) -> None:
-    """Raise RequestError if checkpoint.mirror is a file or equals run.dir; a checkpoint would be copied onto itself."""
+    """Raise RequestError if checkpoint.mirror is a file or equals run.dir."""
     if config.checkpoint.mirror is None or not config.checkpoint.enabled:
         return
     mirror = Path(config.checkpoint.mirror).expanduser()
@@ -126,8 +126,6 @@ def versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the working folder, with '+' for uncommitted changes; None outside a repository."""
-
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
 
@@ -157,8 +155,7 @@ def environment(config: Config, session: Session) -> dict:
     """Return the contents of environment.json for a new run as plain values.
 
     They hold the platform, versions, git commit, hash of `config`, time limit, resolved `auto` settings, settings
-    without effect, the task's code hashes,
-    and a random `run_id` that copies of the run keep.
+    without effect, the task's code hashes, and a random `run_id` that copies of the run keep.
     """
     platform = session.platform
     left = filter(None, [leftover_variables(os.environ, in_kernel())])
@@ -176,10 +173,7 @@ def environment(config: Config, session: Session) -> dict:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #23a2fc03
 def _try_lock(handle: int, wait_s: float = 0, shared: bool = False) -> bool:
-    """Try to lock an open file; return True on success, or if the file system has no locks.
-
-    With `shared` other shared locks are allowed.
-    """
+    """Lock an open file, perhaps `shared`; return True on success, or if the file system has no locks."""
     try:
         import fcntl
     except ImportError:
@@ -196,7 +190,7 @@ def _try_lock(handle: int, wait_s: float = 0, shared: bool = False) -> bool:
 
 
 def _unlock(handle: int) -> None:
-    """Release the lock. Closing is not enough: a forked data worker may still hold the file open."""
+    """Release the lock. Closing is not enough: a forked data worker may hold the file open."""
     try:
         import fcntl
     except ImportError:
@@ -251,9 +245,7 @@ _NOTICE_AFTER_S = 10.0  # before a message says that the process waits
 
 
 def _lock_folder(folder: Path, wait_s: float = 0.05) -> int | None:
-    """Wait for the lock on `folder`; return the open folder, or None if the folder or its file system cannot be
-    locked.
-    """
+    """Wait for the lock on `folder`; return the open folder, or None if it cannot be locked."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # such as on Windows
@@ -271,7 +263,6 @@ def _lock_folder(folder: Path, wait_s: float = 0.05) -> int | None:
 
 
 def _is_same(handle: int, folder: Path) -> bool:
-    """Check whether the open folder still has this path."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(handle), os.stat(folder))
     return False
@@ -344,7 +335,6 @@ def _changed_ns(path: Path) -> int:
 
 
 def _folders_in(folder: Path) -> tuple[list[Path], int, bool]:
-    """Return the folders in `folder`, the number of names read, and whether all were read."""
     folders, files = [], 0
     try:
         with os.scandir(folder) as entries:
@@ -363,8 +353,7 @@ def _folders_in(folder: Path) -> tuple[list[Path], int, bool]:
 def find_runs(folder: Path, depth: int = DEPTH, unread: list[Path] | None = None) -> list[Path]:
     """Return folders of runs with checkpoints at most `depth` levels below `folder`, nearest first, then by name.
 
-    Folders that could not be read in full are appended to `unread`. Recently changed folders are read first, so that
-    the limits drop old ones.
+    Unread folders are appended to `unread`. Recently changed folders are read first, so that the limits drop old ones.
     """
     runs: list[Path] = []
     level, seen = [folder], 0
@@ -384,7 +373,7 @@ def find_runs(folder: Path, depth: int = DEPTH, unread: list[Path] | None = None
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #eef1e1de
 def unread_text(unread: list[Path]) -> str:
-    """Return the end of a message that lists folders which a search could not read; '' for an empty list."""
+    """Return the end of a message that lists unread folders, or ''."""
     if not unread:
         return ""
     more = f" and {len(unread) - 1:,} more folders" if len(unread) > 1 else ""
@@ -410,9 +399,8 @@ def runs_folder() -> Path:
 
 
 def runs_in(folder: Path, groups: bool = False) -> list[Path]:
-    """Return the run folders in `folder`, unordered; with `groups` also searches and cross-validations.
-
-    Raise OSError if unreadable.
+    """Return the run folders in `folder`; with `groups` also searches and cross-validations. Raise OSError if
+    unreadable.
     """
     with os.scandir(folder) as entries:
         paths = [Path(e.path) for e in entries if e.name[0] != "." and e.is_dir()]
@@ -420,9 +408,7 @@ def runs_in(folder: Path, groups: bool = False) -> list[Path]:
 
 
 def run_names(groups: bool = False) -> list[str]:
-    """Return the names of the runs in `runs_folder`, newest first; with `groups` also searches and cross-
-    validations.
-    """
+    """Return the names of the runs in `runs_folder`, newest first; with `groups` also of groups."""
     try:
         paths = runs_in(runs_folder(), groups)
         return [path.name for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)]
@@ -431,7 +417,6 @@ def run_names(groups: bool = False) -> list[str]:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #81c304a7
 def _path_of(given: Any) -> Path:
-    """Return the path of a Run, a folder, a name or a file of a run. Raise RequestError for others."""
     given = getattr(given, "path", given)
     if isinstance(given, bytes) or not isinstance(given, (str, os.PathLike)):
         raise RequestError(f"{type(given).__name__} is not a run. Give a Run, its folder or its name.")
@@ -491,12 +476,12 @@ def read_summary(path: Path) -> dict:
 
 
 def update_environment(path: Path, **facts: Any) -> None:
-    """Merge `facts` into environment.json of the run at `path`. Raise OSError if it cannot be written."""
+    """Merge `facts` into environment.json of the run. Raise OSError if it cannot be written."""
     write_environment(path, {**read_environment(path), **facts})
 
 
 def write_environment(path: Path, facts: dict) -> None:
-    """Replace environment.json of the run at `path`. Raise OSError if it cannot be written."""
+    """Replace environment.json of the run. Raise OSError if it cannot be written."""
     write_atomic(path / "environment.json", json.dumps(masked_value(facts), indent=1) + "\n")
 
 
@@ -515,15 +500,13 @@ def is_attached(path: Path) -> bool:
 
 
 def _marked_files(path: Path) -> tuple[Path, Path]:
-    """Return the signed settings and the file with the signature, of a run or a group."""
     if (path / "config.yaml").exists():
         return path / "config.yaml", path / "environment.json"
     return path / GROUP_SETTINGS, path / GROUP_ORIGIN
 
 
 def is_foreign(path: Path) -> bool:
-    """Check whether the run or group at `path` lacks proof that this user made it, with its current settings and
-    weights.
+    """Check whether the run or group lacks proof that this user made it, with its settings and weights.
 
     The runs in a group are checked on their own.
     """
@@ -538,9 +521,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def foreign_checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints of the run at `path` without proof of origin; checkpoints without a manifest are skipped,
-    as they are never loaded.
-    """
+    """Return the checkpoints of the run without proof of origin, except those without a manifest, never loaded."""
     found = []
     for checkpoint in checkpoints(path / "checkpoints"):
         with contextlib.suppress(CheckpointError):
@@ -549,7 +530,7 @@ def foreign_checkpoints(path: Path) -> list[Path]:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #c1220dd3
 def write_mark(path: Path) -> None:
-    """Sign the settings and checkpoints of the run or group at `path` as made here. Raise OSError if that fails."""
+    """Sign the settings and checkpoints of the run or group as made here. Raise OSError if that fails."""
     settings, file = _marked_files(path)
     facts = {"run_id": uuid.uuid4().hex, **read_mapping(file, _MOST_BYTES)}
     mark = mark_of(facts["run_id"], settings.read_bytes())

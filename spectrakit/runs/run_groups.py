@@ -29,7 +29,7 @@ def runs_within(path: Path) -> Iterator[Path]:
 
 # %% ../../nbs/30_runs/08_run_groups.ipynb #4a48151e
 def check_made_here(paths: Iterable[Path], trust: bool = False) -> None:
-    """Raise RequestError unless these groups, runs and files of arrays were made here, or `trust` is set."""
+    """Raise RequestError unless these groups, runs and arrays were made here, or `trust` is set."""
     for path in () if trust else paths:
         if is_foreign(path) if path.is_dir() else not are_own_arrays(path):
             raise RequestError(
@@ -39,9 +39,7 @@ def check_made_here(paths: Iterable[Path], trust: bool = False) -> None:
 
 
 def check_sources(config: Config, trust: bool = False) -> None:
-    """Raise RequestError unless the cross-validations named by the settings `folds` were made here, or `trust` is
-    set.
-    """
+    """Raise RequestError unless the cross-validations named by `folds` were made here, or `trust` is set."""
     f = config.folds
     columns = [f.columns] if isinstance(f.columns, str) else f.columns or []
     for path in map(Path, filter(None, (f.pseudo, f.distill, *columns))):
@@ -52,7 +50,7 @@ def check_sources(config: Config, trust: bool = False) -> None:
 
 
 def foreign_members(path: Path) -> list[Path]:
-    """Return foreign runs of the group at `path` that have no run made here beside them."""
+    """Return foreign runs of the group that have no run made here beside them."""
     runs = list(runs_within(path))
     own = {run.parent for run in runs if not is_foreign(run)}
     return [run for run in runs if run.parent not in own]
@@ -63,7 +61,6 @@ _JUST_S, _MOST_BYTES = 60.0, 2**24
 
 
 def _status(path: Path, file: Path, status: str) -> str:
-    """Return `status`, or "unfinished" if it is 'running' without a living process."""
     if status != "running":
         return status
     just = time.time() - file.stat().st_mtime < _JUST_S
@@ -88,7 +85,7 @@ class Group:
         kind: 'search' or 'cross-validation'.
         status: completed, out_of_time, interrupted, failed, running or unfinished.
         metric: Name of the metric.
-        value: Best trial's value; score of the held-out samples, or else the mean of the folds' values.
+        value: Best trial's value; score of the held-out samples, or the mean of the folds' values.
         best: Number of the best trial.
         done: Finished trials or folds.
         total: Planned trials or folds.
@@ -109,13 +106,11 @@ class Group:
 
 # %% ../../nbs/30_runs/08_run_groups.ipynb #aff51784
 def _of_search(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a search."""
     best = {"value": _number(facts.get("best")), "best": _whole(facts.get("best_trial"))}
     return {**best, "done": _whole(facts.get("trials")), "unit": "trials", "seconds": _number(facts.get("seconds"))}
 
 
 def _of_folds(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a cross-validation."""
     kept = facts.get("runs")
     runs = {name: run for name, run in kept.items() if isinstance(run, dict)} if isinstance(kept, dict) else {}
     values = [value for run in runs.values() if (value := _number(run.get("value"))) is not None]
@@ -147,7 +142,7 @@ def list_groups(folder: Path) -> list[Group]:
 
 
 def name_a_run(path: Path) -> str:
-    """Return the message that `path` is a group instead of a run; '' if it is not a group."""
+    """Return the message that `path` is a group instead of a run, or ''."""
     if not (kind := kind_of(path)):
         return ""
     example = next((f", such as {str(run)!r}" for run in runs_within(path)), "")

@@ -73,7 +73,7 @@ def _sort_entry(
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #ec7777ca
 def walk(folder: Path) -> Walk:
-    """Return the files below `folder` except its manifest, at most MOST_FILES. Raises no errors."""
+    """Return the files below `folder` except its manifest, at most MOST_FILES. Raise no errors."""
     files: dict[str, os.stat_result] = {}
     disk, left_out, folders = folder.stat().st_dev, [], [folder]
     while folders:
@@ -105,7 +105,6 @@ def _runs(folder: Path, files: Iterable[str]) -> list[dict]:
 
 
 def _run(folder: Path, path: str) -> dict:
-    """Return a run's status, seed, settings hash, and the checkpoints LATEST and BEST."""
     where = folder / path
     run, settings = outline(where), {}
     with contextlib.suppress(RequestError):
@@ -147,7 +146,6 @@ def _known_hashes(folder: Path, seen: Walk) -> dict[str, str]:
 
 
 def _listed(folder: Path, seen: Walk) -> tuple[list[dict], list[dict[str, str]]]:
-    """Return every file with size and hash, and the unreadable files."""
     hashes, files, unread = _known_hashes(folder, seen), [], []
     for path, about in seen.files.items():
         try:
@@ -177,10 +175,7 @@ def _shown(path: str) -> str:
 
 
 def _biggest(seen: Walk, runs: list[str], weigh: Callable[[os.stat_result], int]) -> list[tuple[str, int]]:
-    """Return the three heaviest folders with their weight: those in runs, and top-level ones.
-
-    `runs` are the runs' paths. `weigh` returns a file's weight: its bytes, or 1.
-    """
+    """Return the three heaviest folders with their weight: those of `runs`, and top-level ones."""
     total: Counter = Counter()
     for path, about in seen.files.items():
         parts, run = path.split("/"), next((run for run in runs if path.startswith(run + "/")), "")
@@ -190,7 +185,7 @@ def _biggest(seen: Walk, runs: list[str], weigh: Callable[[os.stat_result], int]
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #913ec087
 def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: list[dict]) -> list[str]:
-    """Return a message for each limit that is near or exceeded, and for deletable files; [] if there is room.
+    """Return a message for each limit that is near or exceeded, and for deletable files.
 
     Args:
         folder: The output folder.
@@ -214,7 +209,6 @@ def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: lis
 
 
 def _deletable(seen: Walk, runs: list[dict]) -> list[str]:
-    """Return messages about deletable files: old checkpoints, trackers' data, editors' leftovers."""
     kept = {f"{run['path']}/checkpoints/{name}" for run in runs for name in run["checkpoint"].values()}
     older = [p for p in seen.files if "/checkpoints/step-" in p and str(PurePosixPath(p).parent) not in kept]
     tracked = [p for p in seen.files if "/trackers/" in p]
@@ -257,7 +251,6 @@ class Sealed:
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #e62e68c2
 def _folder_to_seal(folder: Path | str | None, platform: Platform) -> Path:
-    """Return the folder to seal. Raise RequestError if it is missing, or an unnamed home folder."""
     path = Path(platform.working_dir if folder is None else folder).expanduser()
     if path.is_file():
         raise RequestError(f"{str(path)!r} is a file. Name the folder that it lies in.")
@@ -274,7 +267,6 @@ def _folder_to_seal(folder: Path | str | None, platform: Platform) -> Path:
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #16f12d76
 def _manifest(folder: Path, seen: Walk, runs: list[dict], platform: Platform) -> dict:
-    """Return the contents of output-manifest.json for `folder`."""
     files, unread = _listed(folder, seen)
     here = {"name": platform.name, "mode": platform.mode, "flavour": platform.flavour}
     return {
@@ -293,7 +285,6 @@ def _manifest(folder: Path, seen: Walk, runs: list[dict], platform: Platform) ->
 
 
 def _warnings(runs: list[dict], left_out: list[dict]) -> list[str]:
-    """Return messages about running runs, and about the first five entries left out."""
     running = [_shown(run["path"]) for run in runs if run["status"] == "running"]
     return [
         *(f"{path} is still running: its files will change. Seal again when it has ended." for path in running),
@@ -304,8 +295,8 @@ def _warnings(runs: list[dict], left_out: list[dict]) -> list[str]:
 def seal_output(folder: Path | str | None = None, *, show: bool = True) -> Sealed:
     """Write output-manifest.json for `folder`, and report limits of the platform that are near.
 
-    The manifest lists every file with size and SHA-256, the runs with seeds and settings, and versions. An earlier one
-    is replaced. Call it in the last cell of a notebook; unreadable files are reported, not raised.
+    The manifest lists every file with size and SHA-256, the runs with seeds and settings, and versions. Call it in the
+    last cell of a notebook; unreadable files are reported, not raised.
 
     Args:
         folder: Folder to seal. Default: the platform's output folder.
@@ -323,7 +314,6 @@ def seal_output(folder: Path | str | None = None, *, show: bool = True) -> Seale
 
 
 def _seal(folder: Path, platform: Platform, show: bool) -> Sealed:
-    """Write the manifest and print the report."""
     seen, allowed = walk(folder), limits(platform)
     runs = _runs(folder, seen.files)
     content = _manifest(folder, seen, runs, platform)
@@ -344,10 +334,10 @@ QUICK_BYTES = 2**28
 
 
 def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
-    """Seal the output after a run, or report limits that are near; does nothing if the output has no limit.
+    """Seal the output after a run if it has limits, or report near ones.
 
-    In interactive mode, or with more than QUICK_BYTES to hash, it only reports. Runs outside the output folder are
-    ignored. Raises no errors; `show` prints the report.
+    In interactive mode, or with more than QUICK_BYTES to hash, it only reports; `show` prints it. Runs outside the
+    output folder are ignored. Raise no errors.
     """
     folder = Path(platform.working_dir)
     with contextlib.suppress(OSError, RequestError):

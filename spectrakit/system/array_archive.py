@@ -31,7 +31,6 @@ _MOST_ARRAYS, _END = 1000, 22  # limit for arrays in a file; bytes of the file's
 
 
 def _listed_bytes(file: IO[bytes]) -> int:
-    """Return the bytes of an archive's directory from its end record; raise ValueError without one."""
     size = file.seek(0, os.SEEK_END)
     begin = file.seek(max(0, size - _END - 2**16))
     end = file.read()
@@ -53,10 +52,7 @@ def _listed_bytes(file: IO[bytes]) -> int:
 # %% ../../nbs/00_system/11_array_archive.ipynb #d4224dab
 @dataclass(frozen=True)
 class ArrayHead:
-    """Header of an array in a file.
-
-    `begins` is the offset of its values in the file; None if compressed.
-    """
+    """Header of an array in a file; `begins` is the offset of its values, None if compressed."""
 
     name: str
     shape: tuple[int, ...]
@@ -87,7 +83,6 @@ def read_head(part: IO[bytes]) -> tuple[tuple[int, ...], Any, bool]:
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #46879879
 def _begin_of(file: IO[bytes], entry: zipfile.ZipInfo, head_bytes: int) -> int | None:
-    """Return the offset of an entry's values in the file; None if compressed."""
     if entry.compress_type != zipfile.ZIP_STORED:
         return None
     file.seek(entry.header_offset + 26)
@@ -95,7 +90,6 @@ def _begin_of(file: IO[bytes], entry: zipfile.ZipInfo, head_bytes: int) -> int |
 
 
 def _head_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) -> ArrayHead:
-    """Return the header of an array; raise ValueError if it contradicts the archive or is not supported."""
     name = entry.filename.removesuffix(".npy")
     if entry.filename == name or entry.flag_bits & 1:
         raise ValueError("it is no array" if entry.filename == name else "it has a password")
@@ -111,9 +105,7 @@ def _head_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) 
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
-    """Raise ValueError if the entries of an archive of `size` bytes unpack too far, or were not written by
-    save_arrays.
-    """
+    """Raise ValueError if the entries unpack beyond `size` bytes, or were not written by save_arrays."""
     packed = [entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if len(entries) > _MOST_ARRAYS or len({entry.filename for entry in entries}) < len(entries):
         raise ValueError(f"it has {len(entries):,} arrays, or two of one name")
@@ -127,7 +119,6 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
 # %% ../../nbs/00_system/11_array_archive.ipynb #151a6d5e
 @contextlib.contextmanager
 def _as_request_error(path: Path) -> Iterator[None]:
-    """Raise RequestError for a damaged or unsupported file of arrays."""
     try:
         yield
     except FileNotFoundError:
@@ -149,7 +140,7 @@ def _opened(path: Path, most_listed: int = _MOST_LISTED) -> Iterator[tuple[zipfi
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #1ac02b17
 def array_heads(path: Path) -> dict[str, ArrayHead]:
-    """Return the headers of an .npz by name; raise RequestError if it is damaged or unsupported."""
+    """Return the headers of an .npz by name. Raise RequestError if it is damaged or unsupported."""
     with _opened(path) as (archive, file):
         entries = archive.infolist()
         _check_entries(entries, os.fstat(file.fileno()).st_size)
@@ -169,10 +160,7 @@ def _facts_in(comment: bytes) -> dict[str, Any]:
 
 
 def array_facts(path: Path) -> dict[str, Any]:
-    """Return the JSON object stored with the arrays of an .npz; empty if none.
-
-    Raises RequestError like `array_heads`.
-    """
+    """Return the JSON object stored in an .npz, or {}. Raise RequestError like `array_heads`."""
     with _opened(path) as (archive, _):
         facts = _facts_in(archive.comment)
     return {name: value for name, value in facts.items() if name != _ORIGIN}
@@ -203,8 +191,7 @@ def _values_of(head: ArrayHead, archive: zipfile.ZipFile, file: IO[bytes], in_me
 def read_arrays(path: Path, most_bytes: int | None = None, in_memory: int = IN_MEMORY) -> dict[str, Any]:
     """Return the arrays of an .npz by name; uncompressed ones above `in_memory` bytes are memory-mapped.
 
-    `most_bytes` limits the sum (default: none beyond the file's bytes and MOST_COMPRESSED). Raises RequestError for
-    damaged, unsupported or larger files.
+    `most_bytes` limits the sum. Raise RequestError for damaged, unsupported or larger files.
     """
     heads = array_heads(path)
     with _opened(path) as (archive, file):
@@ -214,9 +201,7 @@ def read_arrays(path: Path, most_bytes: int | None = None, in_memory: int = IN_M
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #e6a8ae61
 def check_stored(path: Path) -> None:
-    """Raise RequestError if the file at `path`, saved by torch, is not an archive, or has compressed or overlapping
-    parts.
-    """
+    """Raise RequestError if torch's file at `path` is no archive, or has compressed or overlapping parts."""
     with _opened(path, _MOST_STORED) as (archive, file):
         entries = archive.infolist()
         if any(
@@ -228,7 +213,6 @@ def check_stored(path: Path) -> None:
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #00692078
 def _content(file: IO[bytes], comment: int, facts: dict[str, Any]) -> bytes:
-    """Return the hash of an archive without its comment of `comment` bytes, and of its facts."""
     digest, left = hashlib.blake2b(digest_size=32), file.seek(0, os.SEEK_END) - comment - 2
     file.seek(0)
     while left > 0 and (piece := file.read(min(left, _PIECE))):
@@ -246,10 +230,7 @@ def _add_facts(file: IO[bytes], facts: dict[str, Any]) -> None:
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #c5c216ed
 def save_arrays(path: Path, arrays: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-    """Write arrays as .npz with a mark, atomically.
-
-    `facts` are JSON values stored with them (default: none); more than 64 KB are left out.
-    """
+    """Write arrays as .npz with a mark, atomically, and the JSON values `facts` of at most 64 KB."""
     import numpy
 
     with replacing(path) as file:
@@ -275,7 +256,7 @@ def _is_own(path: Path, *identity: int) -> bool:  # `identity` invalidates the c
 def are_own_arrays(path: Path) -> bool:
     """Check whether this user's processes wrote the arrays at `path`, without later changes.
 
-    Raises OSError if it cannot be read, RequestError if it is damaged.
+    Raise OSError if it cannot be read, RequestError if it is damaged.
     """
     about = path.stat()
     return _is_own(path, about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)

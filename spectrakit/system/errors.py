@@ -4,15 +4,19 @@
 
 # %% auto #0
 __all__ = ['DISTRIBUTION', 'without_controls', 'readable', 'render_alone', 'RequestError', 'TaskError', 'without_middle',
-           'traceback_text', 'check_type', 'did_you_mean', 'install_command']
+           'traceback_text', 'check_type', 'did_you_mean', 'install_command', 'is_own_file', 'is_own_module', 'is_own']
 
 # %% ../../nbs/00_system/01_errors.ipynb #c07c1e83
 import difflib
+import functools
 import html
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from .secret_masking import masked
 
@@ -22,14 +26,12 @@ _LONG_QUOTE = re.compile(rf"""(?<!\w)(?:'[^'\n]{{{_LONGEST_WORD},}}'|"[^"\n]{{{_
 
 
 def without_controls(text: str) -> str:
-    """Return `text` without control characters, direction marks and characters that cannot be encoded; newlines and
-    tabs stay.
-    """
+    """Return `text` without control characters, direction marks and characters that cannot be encoded."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
 def readable(text: str) -> str:
-    """Return `text` for display in a message: without control characters and tabs, long words shortened."""
+    """Return `text` for a message: without control characters and tabs, long words shortened."""
     text = without_controls(text).replace("\t", "�")
     text = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-20:]}", text)
     text = _LONG_QUOTE.sub(lambda quote: f"{quote[0][:100]}…{quote[0][-20:]}", text)
@@ -37,7 +39,7 @@ def readable(text: str) -> str:
 
 # %% ../../nbs/00_system/01_errors.ipynb #7258eb63
 def render_alone(error: BaseException) -> list[str]:
-    """Return the lines that a notebook prints for an error; its stack is displayed once, folded."""
+    """Return the lines that a notebook prints for an error; its stack is folded."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if getattr(shell, "kernel", None) is not None and not hasattr(error, "_folded"):
         vars(error)["_folded"] = True  # a kernel calls this twice
@@ -50,11 +52,7 @@ def render_alone(error: BaseException) -> list[str]:
 
 # %% ../../nbs/00_system/01_errors.ipynb #0cac7ea0
 class RequestError(ValueError):
-    """Error of the user's request. The message states the problem, the value and the fix; secrets in it are masked.
-
-    Args:
-        words: Parts of the message.
-    """
+    """Error of the user's request. Its message states problem, value and fix, with secrets masked."""
 
     def __init__(self, *words: object):
         super().__init__(*(readable(masked(word)) if isinstance(word, str) else word for word in words))
@@ -64,14 +62,14 @@ class RequestError(ValueError):
 
 
 class TaskError(RequestError):
-    """Error in the code or the data of the task, not in settings or arguments: a run ends as failed."""
+    """Error in the code or the data of the task: a run ends as failed."""
 
 # %% ../../nbs/00_system/01_errors.ipynb #7ace0002
 _MOST_PART, _MOST_TRACEBACK = 2**14, 2**17  # characters
 
 
 def without_middle(text: str, most: int) -> str:
-    """Return `text` with its middle removed if it has more than `most` characters."""
+    """Return `text` without its middle, of at most `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[len(text) - most // 2 :]}"
 
 
@@ -89,18 +87,14 @@ def traceback_text() -> str:
 def check_type(value: object, kinds: type | tuple[type, ...], what: str, wanted: str) -> None:
     """Raise RequestError if `value` is not of `kinds`; a bool is not a number.
 
-    Args:
-        value: value to check.
-        kinds: accepted types.
-        what: name of the value, for the message.
-        wanted: description of a valid value, with an example.
+    The message names `what` and describes a valid value, `wanted`.
     """
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         raise RequestError(f"{what} is {type(value).__name__}, but must be {wanted}.")
 
 # %% ../../nbs/00_system/01_errors.ipynb #fb171cff
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a suggestion of the most similar known names, or an empty string."""
+    """Return a suggestion of the most similar known names, or ""."""
     names, word = {n.lower(): n for n in known}, word.lower()
     tails = {n: n.rsplit(".", 1)[-1] for n in names}
     near = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
@@ -114,5 +108,32 @@ DISTRIBUTION = "spectrakit-train"  # name of this package in package indexes
 
 
 def install_command(extra: str) -> str:
-    "Return the shell command that installs spectrakit with its extra named `extra`."
+    """Return the shell command that installs spectrakit with its extra `extra`."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
+
+# %% ../../nbs/00_system/01_errors.ipynb #162be7c9
+@functools.cache
+def _libraries() -> tuple[Path, ...]:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(str(Path(sys.modules["spectrakit"].__file__ or "").parent))
+    return tuple(Path(folder).resolve() for folder in folders)
+
+
+@functools.lru_cache(maxsize=10_000)
+def is_own_file(file: str) -> bool:
+    """Check whether `file` is a file or a cell of the user."""
+    if not file or file.startswith("<"):
+        return bool(file) and not file.startswith("<frozen")
+    path = Path(file).resolve()
+    return not {"site-packages", "dist-packages"} & set(path.parts) and not any(map(path.is_relative_to, _libraries()))
+
+# %% ../../nbs/00_system/01_errors.ipynb #c09b4c17
+def is_own_module(name: str) -> bool:
+    """Check whether the loaded module `name` is a notebook, a script, or a file of the user."""
+    file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")  # not a dynamic one, such as of torch.ops
+    return name == "__main__" or (isinstance(file, str) and is_own_file(file))
+
+
+def is_own(thing: Any) -> bool:
+    """Check whether a class or a function is the user's."""
+    return is_own_module(thing.__module__)

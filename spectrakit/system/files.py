@@ -34,7 +34,7 @@ _CHUNK = 2**24  # bytes per read
 
 # %% ../../nbs/00_system/08_files.ipynb #8dded1b3
 def _fsync(handle: int) -> None:
-    """Flush an open file to disk; no effect on pipes and file systems that cannot flush."""
+    """Flush an open file to disk, if it can be flushed."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -43,10 +43,7 @@ def _fsync(handle: int) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a folder to disk.
-
-    File systems that cannot flush folders are ignored; a failing or full disk raises OSError.
-    """
+    """Flush a file, or a folder if its file system can. Raise OSError for a failing or full disk."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -58,7 +55,7 @@ def fsync_path(path: Path) -> None:
 
 # %% ../../nbs/00_system/08_files.ipynb #92eb9030
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """Open a regular file, or a link to one, for reading. OSError if it is missing, a folder, a pipe or a device."""
+    """Open a regular file, or a link to one, for reading. Raise OSError for others."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
@@ -69,19 +66,13 @@ def open_regular(path: Path | str) -> io.BufferedReader:
 
 
 def read_start(path: Path | str, most_bytes: int = 2**22) -> str:
-    """Return the beginning of a regular file as text, at most `most_bytes` (default 4 MiB).
-
-    OSError as for `open_regular`.
-    """
+    """Return at most the first `most_bytes` of a regular file as text. Raise OSError as `open_regular`."""
     with open_regular(path) as file:
         return file.read(most_bytes).decode("utf-8", "replace")
 
 
 def read_end(path: Path | str, most_bytes: int = 2**16) -> str:
-    """Return the end of a regular file as text, at most `most_bytes` (default 64 KiB).
-
-    OSError as for `open_regular`.
-    """
+    """Return at most the last `most_bytes` of a regular file as text. Raise OSError as `open_regular`."""
     with open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
         return file.read(most_bytes).decode("utf-8", "replace")
@@ -91,7 +82,7 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a fo
 
 
 def not_a_file(path: Path) -> str:
-    """Return `a pipe`, `a socket`, `a device` or `a folder` if `path` is one, else an empty string."""
+    """Return "a pipe", "a socket", "a device" or "a folder" if `path` is one, else ""."""
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError):
@@ -100,7 +91,7 @@ def not_a_file(path: Path) -> str:
 
 
 def is_stream(path: Path) -> bool:
-    """Check whether `path` is a device, a pipe or a name in /dev. OSError for a folder or a socket."""
+    """Check whether `path` is a device, a pipe or a name in /dev. Raise OSError for a folder or a socket."""
     where = os.path.abspath(path)
     if re.match(r"/dev/(?!shm/)|/proc/", where) and os.path.exists(where):
         return not os.path.isdir(where)
@@ -118,7 +109,7 @@ _READER_S = 60.0  # seconds to wait for a reader of a pipe
 
 
 def _open_stream(path: Path) -> IO[bytes]:
-    """Open a device or a pipe for writing. OSError if no process reads the pipe within a minute."""
+    """Open a device or a pipe for writing. Raise OSError without a reader within a minute."""
     until = time.monotonic() + _READER_S
     while True:
         try:
@@ -134,21 +125,19 @@ def _open_stream(path: Path) -> IO[bytes]:
 
 # %% ../../nbs/00_system/08_files.ipynb #6198be56
 def open_new(path: Path) -> IO[bytes]:
-    """Create a file for this user only and open it for writing. OSError if it exists."""
+    """Create a file for this user only and open it for writing. Raise OSError if it exists."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     return os.fdopen(os.open(path, flags, 0o600), "w+b")
 
 
 @functools.cache
 def _usual_mode() -> int:
-    """Return the permissions of new files of this process."""
     before = os.umask(0o077)
     os.umask(before)
     return 0o666 & ~before
 
 
 def _share(handle: int, path: Path) -> None:
-    """Set an open file's permissions to the ones at `path`, or to the default."""
     if hasattr(os, "fchmod"):
         mode = _usual_mode()
         with contextlib.suppress(OSError):  # missing, or just removed by another process
@@ -159,7 +148,6 @@ def _share(handle: int, path: Path) -> None:
 
 # %% ../../nbs/00_system/08_files.ipynb #42730737
 def _start_of_names(path: Path) -> str:
-    """Return the prefix of temporary names for `path`; names are limited to 255 bytes."""
     return f".{path.name.encode(errors='replace')[:200].decode(errors='ignore')}."
 
 
@@ -167,11 +155,8 @@ def _start_of_names(path: Path) -> str:
 def replacing(path: Path, stream: bool = True) -> Iterator[IO[bytes]]:
     """Yield an open temporary file next to `path`, and move it to `path` at the end of the block.
 
-    The name contains the process id, which identifies leftovers of killed processes. If the block fails, the old file
-    stays.
-    A link at `path` is replaced. A device or pipe is written to directly; a folder or socket raises OSError.
-
-    `stream`: whether `path` may be a device or a pipe (default True); else OSError.
+    Its name contains the process id, which identifies leftovers. If the block fails, the old file stays. A link at
+    `path` is replaced; a device or pipe, if `stream` permits it, is written to directly. Others raise OSError.
     """
     if is_stream(path):
         if not stream:
@@ -193,10 +178,7 @@ def replacing(path: Path, stream: bool = True) -> Iterator[IO[bytes]]:
 
 # %% ../../nbs/00_system/08_files.ipynb #1c12dc45
 def write_atomic(path: Path, text: str | bytes, stream: bool = True) -> None:
-    """Write `text` to `path` atomically: readers, also after a crash, see the old or the new content.
-
-    `stream`: as for `replacing` (default True).
-    """
+    """Write `text` to `path` atomically, also under a crash; `stream` as for `replacing`."""
     with replacing(path, stream) as file:
         file.write(text.encode() if isinstance(text, str) else text)
         file.flush()
@@ -219,7 +201,7 @@ def drop_leftovers(path: Path, after_s: float = 60.0) -> None:
 
 # %% ../../nbs/00_system/08_files.ipynb #5be1c0e1
 def untouched_s(folder: Path) -> float:
-    """Return the seconds since the last change in `folder`. OSError if it is gone."""
+    """Return the seconds since the last change in `folder`. Raise OSError if it is gone."""
     return time.time() - max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 # %% ../../nbs/00_system/08_files.ipynb #f6b6a97c
@@ -233,7 +215,7 @@ def file_sha256(path: Path) -> str:
 
 # %% ../../nbs/00_system/08_files.ipynb #9d0e0021
 def checked_path(value: Any, what: str) -> Path:
-    """Return `value` as a path. RequestError if it cannot be one; `what` names it in the message."""
+    """Return `value` as a path. Raise RequestError, which names `what`, if it cannot be one."""
     if isinstance(value, bytes) or not isinstance(value, (str, os.PathLike)):
         raise RequestError(f"{what} is {type(value).__name__}, but must be a path, such as 'runs'.")
     try:
@@ -260,10 +242,7 @@ def _is_regular(path: Path) -> bool:
 
 # %% ../../nbs/00_system/08_files.ipynb #cdde5075
 def check_inside(folder: Path, path: Path) -> None:
-    """Raise NotInside if `path` in `folder` leads out of it by a link, or is not a regular file or folder.
-
-    A missing path is allowed.
-    """
+    """Raise NotInside if an existing `path` leads out of `folder`, or is no regular file or folder."""
     if path.parent == folder and _is_regular(path):
         return  # the usual case; resolving links takes ten times as long
     try:
@@ -290,10 +269,7 @@ def is_inside(folder: Path, path: Path) -> bool:
 
 # %% ../../nbs/00_system/08_files.ipynb #3e963058
 def read_bounded(folder: Path, path: Path, most_bytes: int) -> bytes:
-    """Return the bytes of the file `path` in `folder`.
-
-    NotInside if it leads out or is larger; OSError if it is missing.
-    """
+    """Return the bytes of the file `path` in `folder`. Raise NotInside, or OSError if it is missing."""
     check_inside(folder, path)
     with open(path, "rb") as file:
         data = file.read(most_bytes + 1)
@@ -303,7 +279,7 @@ def read_bounded(folder: Path, path: Path, most_bytes: int) -> bytes:
 
 
 def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in `file`; empty if it is missing, damaged, too large, or a link out of its folder."""
+    """Return the JSON object in `file`; {} if missing, damaged, too large, or a link out of its folder."""
     try:
         values = json.loads(read_bounded(file.parent, file, most_bytes))
     except (OSError, ValueError, RecursionError):
@@ -312,7 +288,7 @@ def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
 
 # %% ../../nbs/00_system/08_files.ipynb #1c12dc40
 def odd_entries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (path, description) of links that lead out of `folder`, and of pipes, sockets and devices, at any depth."""
+    """Yield (path, description) of links that lead out of `folder`, and of pipes, sockets and devices."""
     real = folder.resolve()
     for parent, folders, files in os.walk(folder):
         for name in sorted([*folders, *files]):
@@ -335,7 +311,6 @@ _SENTENCES = {
 
 
 def _full(folder: str | Path) -> str:
-    """Return the end of a sentence about a full disk."""
     about = os.statvfs(folder)
     if about.f_files and not about.f_favail:
         return f"has no room for another file: all {about.f_files} inodes are in use"
@@ -344,9 +319,9 @@ def _full(folder: str | Path) -> str:
 
 
 def storage_problem(folder: str | Path, error: OSError | None = None) -> str:
-    """Return the reason why no file can be written in `folder`, as the end of a sentence; '' if it can.
+    """Return why no file can be written in `folder`, as the end of a sentence, or ''.
 
-    `error`: an earlier error of a write there, which counts even if the test succeeds (default None).
+    An earlier `error` of a write there counts even if the test succeeds.
     """
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -367,11 +342,10 @@ _OF_STORAGE = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}
 
 
 def storage_cause(error: str, *folders: str | Path) -> str:
-    """Return the storage problem behind an error in brackets, such as ' (/tmp is full: 0 B are free of 1 MiB)'.
+    """Return the storage problem behind the text `error` in brackets, such as ' (/tmp is full: 0 B are free of 1 MiB)',
+    or ''.
 
-    `error`: text of the error; '' is returned if it is not about storage, or the problem is gone. `folders`: folders
-    to test
-    if the error names no file.
+    `folders` are tested if the error names no file.
     """
     found = _OF_STORAGE.search(error)
     if found is None:
@@ -382,7 +356,7 @@ def storage_cause(error: str, *folders: str | Path) -> str:
 
 # %% ../../nbs/00_system/08_files.ipynb #295b665e
 def temporary_folder() -> str:
-    """Return the folder for temporary files: the current TMPDIR, else `tempfile`'s. RequestError if there is none."""
+    """Return TMPDIR, else the folder of `tempfile`. Raise RequestError if there is none."""
     named = os.environ.get("TMPDIR", "")
     try:
         if os.path.isdir(named):
@@ -399,7 +373,6 @@ def temporary_folder() -> str:
 
 # %% ../../nbs/00_system/08_files.ipynb #397386ba
 def _path_of(handle: int) -> Path | None:
-    """Return the path of the open folder `handle`; None if unknown."""
     with contextlib.suppress(OSError, ImportError):
         if sys.platform == "darwin":
             import fcntl
@@ -410,7 +383,6 @@ def _path_of(handle: int) -> Path | None:
 
 
 def _is_open_as(path: Path, handle: int) -> bool:
-    """Check whether the folder at `path` is the open one."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
@@ -419,9 +391,7 @@ def _is_open_as(path: Path, handle: int) -> bool:
 
 @contextlib.contextmanager
 def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
-    """Yield a function that returns the current path of `folder`, or None if it was deleted or moved to another
-    disk.
-    """
+    """Yield a function that returns the current path of `folder`, or None if it left this disk."""
     if not hasattr(os, "O_DIRECTORY"):
         yield lambda: folder if folder.is_dir() else None
         return
@@ -439,7 +409,7 @@ def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
 # %% ../../nbs/00_system/08_files.ipynb #eb141cee
 @contextlib.contextmanager
 def alone_with(lock: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `lock`, which is created, across processes and threads."""
+    """Hold an exclusive lock on the new or existing file `lock`, across processes and threads."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "a") as file:
         try:
@@ -455,9 +425,9 @@ T = TypeVar("T")
 
 
 class Lookout(Generic[T]):
-    """Latest `value` of `look`, which a thread calls every `every_s` seconds until `close`; `first` before that.
+    """Latest `value` of `look`, which a thread calls every `every_s` seconds until `close`.
 
-    After an error of `look` the value stays.
+    Before that it is `first`; after an error it stays.
     """
 
     def __init__(self, look: Callable[[], T], every_s: float, first: T) -> None:
@@ -472,5 +442,5 @@ class Lookout(Generic[T]):
             self._over.wait(self._every_s)
 
     def close(self) -> None:
-        """End the thread after its current look, without waiting for it."""
+        """End the thread after its current look."""
         self._over.set()

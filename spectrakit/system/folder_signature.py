@@ -21,9 +21,8 @@ _KEY_BYTES = 32
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #3cae45f8
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder for this user's state: SPECTRAKIT_STATE, else `spectrakit` in XDG_STATE_HOME or ~/.local/state.
-
-    `environ`: environment variables (default: this process's own).
+    """Return the folder for this user's state: SPECTRAKIT_STATE, else `spectrakit` in XDG_STATE_HOME or
+    ~/.local/state.
     """
     environ = os.environ if environ is None else environ
     if stated := environ.get("SPECTRAKIT_STATE"):
@@ -33,7 +32,7 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #94597447
 def _read_key(file: Path) -> bytes | None:
-    """Return the key in `file`; None unless only this user can read and write it."""
+    """Return the key in `file` if only this user can read and write it."""
     try:
         handle = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
@@ -47,7 +46,7 @@ def _read_key(file: Path) -> bytes | None:
 
 
 def _make_key(folder: Path) -> None:
-    """Write a key into `folder` atomically, unless there is one. OSError if that fails."""
+    """Write a key into `folder` atomically, unless there is one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".key-", dir=folder)  # mode 0600
     try:
@@ -63,12 +62,10 @@ def _make_key(folder: Path) -> None:
 # %% ../../nbs/00_system/09_folder_signature.ipynb #4197f0b5
 @functools.cache
 def _own_key() -> bytes:
-    """Return a new key."""
     return secrets.token_bytes(_KEY_BYTES)
 
 
 def _shared_key() -> bytes:
-    """Return the key of this process and its children, inherited by an environment variable."""
     text = os.environ.setdefault("SPECTRAKIT_SESSION_KEY", _own_key().hex())
     try:
         key = bytes.fromhex(text)
@@ -78,7 +75,6 @@ def _shared_key() -> bytes:
 
 
 def _key() -> bytes:
-    """Return this user's key, created if missing."""
     file = state_folder() / "key"
     if (key := _read_key(file)) is None:
         with contextlib.suppress(OSError):
@@ -88,31 +84,20 @@ def _key() -> bytes:
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #4cd446c0
 def mark_of(name: str, content: bytes, kind: str = "run") -> str:
-    """Return the mark of a run or another object made by this user.
-
-    `name`: random id of the run. `content`: bytes of its config.yaml. `kind`: kind of object; marks of different
-    kinds differ.
-    """
+    """Return this user's mark of an object `name` with these bytes; marks of different kinds differ."""
     text = f"spectrakit {kind} 1\0{name}\0{hashlib.sha256(content).hexdigest()}"
     return hmac.new(_key(), text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
 
 def has_mark(name: object, content: bytes, mark: object, kind: str = "run") -> bool:
-    """Check whether `mark` is valid.
-
-    Args:
-        name: id of the run.
-        content: bytes that the mark covers.
-        mark: mark from a file.
-        kind: kind of object (default: a run).
-    """
+    """Check whether `mark` is this user's mark of the object `name` of `kind` with the bytes `content`."""
     if not isinstance(name, str) or not isinstance(mark, str):
         return False
     return hmac.compare_digest(mark.encode("utf-8", "surrogatepass"), mark_of(name, content, kind).encode())
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #c1b42fd9
 def accept(digest: str) -> None:
-    """Store this user's consent to the content with this SHA-256. OSError if that fails."""
+    """Store this user's consent to the content with this SHA-256. Raise OSError if that fails."""
     folder = state_folder() / "accepted"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / digest).touch(0o600)

@@ -28,7 +28,7 @@ def under_root(root: str, path: str) -> str:
 
 
 def read_small(root: str, path: str) -> str:
-    """Return the text of a small file, or '' if it cannot be read."""
+    """Return the text of a small file, or ''."""
     try:
         # /proc/stat is long on a big host
         with open(under_root(root, path), errors="replace") as file:
@@ -41,7 +41,6 @@ JOINED = {"cpu": ("cpu,cpuacct", "cpuacct,cpu")}  # some systems mount two contr
 
 
 def _groups(root: str, controller: str) -> list[str]:
-    """Return the folders of this process's control groups for `controller`, innermost first, of both versions."""
     paths: dict[str, str] = {}
     for line in read_small(root, "/proc/self/cgroup").splitlines():
         _, names, path = ([*line.split(":", 2), "", ""])[:3]
@@ -58,7 +57,6 @@ def _groups(root: str, controller: str) -> list[str]:
 
 
 def _number(text: str) -> float:
-    """Return the number of a limit; infinite for 'max', -1 or a missing file."""
     try:
         value = float(text)
     except ValueError:
@@ -67,7 +65,7 @@ def _number(text: str) -> float:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc03
 def usable_cores(root: str) -> tuple[int, str]:
-    """Return the number of CPU cores available to this process, at least 1, and the source."""
+    """Return the number of CPU cores available to this process, and the source."""
     allowed = re.search(r"^Cpus_allowed_list:\s*([0-9,-]+)$", read_small(root, "/proc/self/status"), re.MULTILINE)
     if allowed:
         spans = [[int(n) for n in span.split("-")] for span in allowed[1].split(",")]
@@ -117,7 +115,7 @@ _COUNTS = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))  #
 
 
 def memory_kills(root: str = "/") -> int | None:
-    """Return the number of processes that the kernel has killed for lack of memory; None if unknown."""
+    """Return the number of processes that the kernel has killed for lack of memory, if known."""
     counts = [
         int(match[1])
         for folder in _groups(root, "memory")
@@ -129,7 +127,7 @@ def memory_kills(root: str = "/") -> int | None:
 
 
 def killed_for_memory(before: int | None, root: str = "/") -> str | None:
-    """Return a sentence if the kernel has killed a process since the count `before` of `memory_kills`, else None.
+    """Return a sentence on a kill since the count `before` of `memory_kills`, or None.
 
     It names the limit, and on WSL2 the file that sets it.
     """
@@ -143,7 +141,7 @@ def killed_for_memory(before: int | None, root: str = "/") -> str | None:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #3644c0d0
 def shared_memory_note(root: str = "/") -> str:
-    """Return the size of shared memory and how to raise it, or '' if unknown."""
+    """Return the size of shared memory and how to raise it, or ''."""
     try:
         total = shutil.disk_usage(under_root(root, "/dev/shm")).total
     except OSError:
@@ -152,7 +150,6 @@ def shared_memory_note(root: str = "/") -> str:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #0a18d7b5
 def _tree_bytes(folder: str) -> int:
-    """Return the bytes of all files below `folder`; vanished files are ignored."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -166,7 +163,7 @@ SCRATCH_BYTES = 60 * GIB  # least space that Kaggle leaves elsewhere
 
 
 def free_bytes(path: str | os.PathLike, root: str, kaggle: bool) -> int:
-    """Return an upper bound of the bytes that can be written at `path`, which need not exist; 0 without permission."""
+    """Return an upper bound of the bytes that can be written at `path`, which need not exist."""
     folder = wanted = os.path.realpath(under_root(root, os.path.abspath(path)))
     while not os.path.isdir(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
@@ -188,7 +185,7 @@ def free_bytes(path: str | os.PathLike, root: str, kaggle: bool) -> int:
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc07
 @dataclass(frozen=True)
 class Gpu:
-    """Visible GPU: memory in GiB, compute capability such as (7, 5) or None if unknown."""
+    """Visible GPU: memory in GiB, compute capability such as (7, 5) if known."""
 
     name: str
     memory_gib: float
@@ -196,12 +193,11 @@ class Gpu:
 
     @property
     def short(self) -> str:
-        """Return the name without maker and memory: 'Tesla P100-PCIE-16GB' becomes 'P100'."""
+        """Return the name without maker and memory, such as 'P100'."""
         return re.sub(r"^(NVIDIA |Tesla |GeForce )+|[- ]((PCI|SXM)|[0-9]+GB).*$", "", self.name) or self.name
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc08
 def _nvml() -> list[tuple[str, Gpu]]:
-    """Return UUID and description of every GPU, by NVML. Raises the library's errors."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -220,7 +216,6 @@ def _nvml() -> list[tuple[str, Gpu]]:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc09
 def _nvidia_smi(command: str, timeout_s: float = 10.0) -> list[tuple[str, Gpu]]:
-    """Return UUID and description of every GPU, by `nvidia-smi`. RuntimeError with its first words if it fails."""
     for columns in ("name,memory.total,compute_cap,uuid", "name,memory.total"):  # old drivers lack the other columns
         try:
             done = subprocess.run(
@@ -250,7 +245,6 @@ def _nvidia_smi(command: str, timeout_s: float = 10.0) -> list[tuple[str, Gpu]]:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc10
 def _visible(gpus: Sequence[tuple[str, Gpu]], choice: str | None) -> list[Gpu]:
-    """Return the GPUs of `gpus` that CUDA sees with CUDA_VISIBLE_DEVICES=`choice`; all if it is None."""
     if choice is None:
         return [gpu for _, gpu in gpus]
     chosen: list[int] = []
@@ -268,7 +262,7 @@ def _visible(gpus: Sequence[tuple[str, Gpu]], choice: str | None) -> list[Gpu]:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc11
 def visible_gpus(environ: Mapping[str, str], root: str) -> tuple[tuple[Gpu, ...], str, str | None]:
-    """Return visible GPUs, the source of the list, and a note about problems."""
+    """Return visible GPUs, the source, and a note about problems."""
     listed, source, note = [], "no NVIDIA driver was found", None
     try:
         # NVML describes only this machine, not a faked one
@@ -310,7 +304,7 @@ TPU_CHIPS = {"0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v
 
 
 def visible_tpu(environ: Mapping[str, str], root: str) -> str | None:
-    """Return the kind of TPU, such as 'v5e' or 'v3-8', or 'unknown kind'; None without one."""
+    """Return the kind of TPU, such as 'v5e' or 'v3-8', 'unknown kind', or None."""
     if kind := environ.get("TPU_ACCELERATOR_TYPE"):
         return kind
     bus = "/sys/bus/pci/devices"

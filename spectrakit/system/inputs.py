@@ -24,7 +24,6 @@ KINDS = ("competitions", "datasets", "models", "notebooks")
 
 
 def _parts(slug: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the kinds to search, and the parts of the name. ValueError if `slug` is not a name."""
     parts = slug.split("/") if isinstance(slug, str) else []
     if not parts or ":" in slug or "\0" in slug or any(part.strip() in ("", ".", "..") for part in parts):
         raise ValueError(
@@ -37,7 +36,6 @@ def _parts(slug: str) -> tuple[tuple[str, ...], list[str]]:
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc02
 def _folders_in(folder: str) -> list[str]:
-    """Return the paths of the visible folders in `folder`, sorted; none if it cannot be read."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -46,7 +44,7 @@ def _folders_in(folder: str) -> list[str]:
 
 
 def _by_name(folder: str, kinds: tuple[str, ...], parts: list[str]) -> list[str]:
-    """Return the matching folders in an input folder: all of the newer layout, else the first of the older."""
+    """Return the matching folders of the newer layout, else the first of the older."""
     folders = []
     for kind in kinds:
         base = os.path.join(folder, kind)
@@ -64,9 +62,9 @@ MAX_FOLDERS = 5000  # largest number of folders to search
 
 
 def _holding(folder: str, marker: str) -> list[str]:
-    """Return the outermost folders at or below `folder` that contain `marker`, a file name or a pattern such as '*.h5'.
+    """Return the outermost folders at or below `folder` that contain `marker`, a file name or a pattern.
 
-    FileNotFoundError if none of the first MAX_FOLDERS folders contains it and there are more.
+    Raise FileNotFoundError if none of the first MAX_FOLDERS folders contains it and there are more.
     """
     level, looked_at = [folder], 0
     for _ in range(DEPTH + 1):
@@ -85,7 +83,6 @@ def _holding(folder: str, marker: str) -> list[str]:
 
 
 def _checked_marker(marker: str) -> str:
-    """Return `marker`. ValueError if it is a path or a recursive pattern."""
     parts = marker.split("/") if isinstance(marker, str) else [""]
     if "\0" in str(marker) or any(part.strip() in ("", ".", "..") or "**" in part for part in parts):
         raise ValueError(
@@ -96,7 +93,6 @@ def _checked_marker(marker: str) -> str:
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc04
 def _names_in(folder: str) -> list[str]:
-    """Return the names of the inputs in this folder, in both layouts."""
     names = []
     for top in _folders_in(folder):
         kind = os.path.basename(top)
@@ -110,8 +106,6 @@ def _names_in(folder: str) -> list[str]:
 
 
 def _near(slug: str, names: list[str]) -> str:
-    """Return ' Did you mean …?' with the most similar of `names`, or ''."""
-
     def plain(name: str) -> str:
         return re.sub(r"[\s_.]+", "-", name.rpartition("/")[2].lower())
 
@@ -121,7 +115,6 @@ def _near(slug: str, names: list[str]) -> str:
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc05
 def _not_found(slug: str, marker: str | None, folders: list[tuple[str, str]]) -> str:
-    """Return the message of a failed search."""
     looked, names = [], []
     for shown, real in folders:
         here = _names_in(real)
@@ -147,7 +140,6 @@ def _distinct(paths: list[str]) -> list[str]:
 
 
 def _only(slug: str, folders: list[str], marker: str | None) -> Path:
-    """Return the only folder found. ValueError if there are several."""
     folders = _distinct(folders)
     if len(folders) == 1:
         return Path(folders[0])
@@ -163,15 +155,15 @@ def find_input(
     """Return the folder of a data set, competition, model or notebook output, on Kaggle, Colab or at home.
 
     Args:
-        slug: name such as 'coffee-spectra', 'ada/coffee-spectra' or 'datasets/ada/coffee-spectra'.
-        marker: file name or pattern that only this input contains (default: none). The result is then the folder with
-            that file, at or below the folder of the name, or in any input with a warning if the name is not found.
-        environ: environment variables (default: this process's own).
-        root: root of the file system (default '/').
+        slug: Name such as 'coffee-spectra', 'ada/coffee-spectra' or 'datasets/ada/coffee-spectra'.
+        marker: File name or pattern that only this input contains (default: none). The result is then the folder with
+            that file, at or below the named folder, or in any input, with a warning.
+        environ: Environment variables (default: this process's own).
+        root: Root of the file system (default '/').
 
     Raises:
-        FileNotFoundError: if there is no match; lists searched folders and similar names.
-        ValueError: if the name is not valid or ambiguous.
+        FileNotFoundError: Without a match; lists searched folders and similar names.
+        ValueError: If the name is invalid or ambiguous.
     """
     environ, (kinds, parts) = os.environ if environ is None else environ, _parts(slug)
     check_type(environ, Mapping, "environ", "a mapping of variables, such as os.environ")
@@ -199,11 +191,11 @@ def has_internet(timeout_s: float = 2.0, host: str = "example.com", port: int = 
     """Check whether a TCP connection can be opened, including the name lookup. Nothing is sent.
 
     Args:
-        timeout_s: time limit in seconds, default 2.
-        host, port: address to connect to (default example.com:443); behind a proxy the proxy's.
+        timeout_s: Time limit in seconds (default 2).
+        host, port: Address to connect to (default example.com:443); behind a proxy the proxy's.
 
     Raises:
-        ValueError: if `timeout_s` is not valid.
+        ValueError: If `timeout_s` is invalid.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s={timeout_s!r} is not a valid time. Use seconds above zero, such as 2.")

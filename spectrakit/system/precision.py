@@ -13,7 +13,6 @@ from .hardware import Gpu
 
 # %% ../../nbs/00_system/12_precision.ipynb #472b8e2c
 def _for_profile(shown: str, weakest: tuple[int, int]) -> tuple[str, str]:
-    """Return the half precision for a profile's fp16, and the reason."""
     if weakest >= (8, 0):
         kept = "trainer.precision=fp16 keeps the profile's fp16"
         return "bf16", f"bf16: {shown} has it, which needs no loss scaling; {kept}"
@@ -29,10 +28,8 @@ PRECISIONS = ("auto", "no", "fp16", "bf16")
 def choose_precision(requested: str, gpus: Sequence[Gpu], asked: bool = True) -> tuple[str, str]:
     """Return the mixed precision ('no', 'fp16' or 'bf16') and the reason.
 
-    Args:
-        requested: 'auto', 'no', 'fp16' or 'bf16'; ValueError for other words.
-        gpus: GPUs of the run.
-        asked: whether a person asked for it, not a profile (default True).
+    `requested` is one of these or 'auto' (else ValueError), `gpus` are the run's; `asked` if a person asked, not a
+    profile.
     """
     if requested not in PRECISIONS:
         near = difflib.get_close_matches(str(requested), PRECISIONS, 1)
@@ -66,12 +63,10 @@ def choose_precision(requested: str, gpus: Sequence[Gpu], asked: bool = True) ->
 
 # %% ../../nbs/00_system/12_precision.ipynb #5eed0a02
 def choose_matmul(requested: str, gpus: Sequence[Gpu], mixed_precision: str) -> tuple[str | None, str]:
-    """Return torch's float32 matmul precision, or None for torch's default, and the reason.
+    """Return torch's float32 matmul precision, None for its default, and the reason.
 
-    Args:
-        requested: 'auto', 'highest', 'high' or 'medium'.
-        gpus: GPUs of the run.
-        mixed_precision: precision of the forward pass: 'no', 'fp16' or 'bf16'.
+    `requested` is 'auto', 'highest', 'high' or 'medium', `gpus` are the run's, `mixed_precision` 'no', 'fp16' or
+    'bf16'.
     """
     if requested != "auto":
         return requested, f"float32 products: {requested}, as asked"
@@ -94,8 +89,8 @@ def choose_channels_last(
     Args:
         requested: 'auto', True or False.
         gpus: GPUs of the run.
-        mixed_precision: precision of the forward pass: 'no', 'fp16' or 'bf16'.
-        sharded: whether FSDP shards the weights (default False).
+        mixed_precision: 'no', 'fp16' or 'bf16'.
+        sharded: Whether FSDP shards the weights.
     """
     if requested is False:
         return False, "convolutions: weights as the model has them, as asked"

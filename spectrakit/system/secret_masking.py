@@ -61,7 +61,6 @@ def secrecy(name: str) -> int:
 
 
 def _word_secrecy(words: list[str], i: int, upper: bool) -> int:
-    """Return the level of word `i` of a name; `upper`: the name is in capitals, like an environment variable."""
     word, before, last = words[i], words[i - 1] if i else "", all(w in _ENDS or w.isdigit() for w in words[i + 1 :])
     if word in _SURE or word.endswith(("PASSWORD", "PASSWD", "APIKEY")):  # PGPASSWORD
         return 2 if last else 1
@@ -88,23 +87,22 @@ def is_plain(value: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    """Check whether a text is a path. A part of mixed characters may be a base64 key, which contains slashes."""
+    """Check for a path. A part of mixed characters may be a base64 key, which contains slashes."""
     parts = re.split(r"[/\\]", value)
     return bool(_PATH.fullmatch(value)) and not any(len(part) >= 16 and _mixed(part) == 3 for part in parts)
 
 
 def _is_readable_number(value: str, level: int) -> bool:
-    """Check whether a text is a number and not a key; after a certain name, eight or more digits are a key."""
+    """Check for a number that is no key; after a certain name, eight or more digits are a key."""
     return bool(_NUMBER.fullmatch(value)) and not (level == 2 and value.isdigit() and len(value) >= 8)
 
 
 def _mixed(value: str) -> int:
-    """Return how many of digits, small letters and capital letters a text contains."""
     return sum(bool(re.search(kind, value)) for kind in ("[0-9]", "[a-z]", "[A-Z]"))
 
 
 def looks_random(value: str) -> bool:
-    """Check whether a text may be a key: at least eight characters of several kinds, and not plain."""
+    """Check whether a text may be a key: at least eight characters of several kinds, not plain."""
     return len(value) >= 8 and _mixed(value) >= 2 and bool(re.search("[0-9]", value)) and not is_plain(value)
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #a3a6ee26
@@ -170,7 +168,7 @@ _TABLE = (  # service, prefixes, body with its boundary
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #7dc14a73
 class Form(NamedTuple):
-    """Form of a secret: its service, prefixes of which one is in the text, and the expression with a group `secret`."""
+    """Form of a secret: service, prefixes of which one is in the text, and the expression with a group `secret`."""
 
     whose: str
     starts: tuple[str, ...]
@@ -178,14 +176,14 @@ class Form(NamedTuple):
 
     @property
     def expression(self) -> re.Pattern:
-        """Return the expression, compiled on first use: all of them take 20 ms."""
+        """Return the expression, compiled on first use: all take 20 ms."""
         return re.compile(self.pattern)
 
 
 def _form(whose: str, starts: str, body: str) -> Form:
     """Return the form of a row of the table. A key that may contain a dash does not begin after one.
 
-    The group `glued` matches a key after another letter, as in `f"x{token}"`; such a key must look random.
+    The group `glued` matches a key after another letter, as in `f"x{token}"`; it must look random.
     """
     words, first = tuple(starts.split()), _FIRST.replace("{}", "-" if "-]" in body else "")
     return Form(whose, words, f"(?:{first}|(?P<glued>))(?P<secret>(?:{'|'.join(map(re.escape, words))}){body})")
@@ -254,7 +252,6 @@ class FoundSecret(NamedTuple):
 
 
 def _is_right(whose: str, secret: str) -> bool:
-    """Check a match beyond its expression."""
     if (
         whose == "Basic password"
     ):  # 'Basic understanding' is no password, nor 'Basic Overview', which decodes to b":\xf7…"
@@ -272,7 +269,6 @@ def _is_right(whose: str, secret: str) -> bool:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #6c768f3f
 def _is_long_and_mixed(secret: str) -> bool:
-    """Check whether a text has at least 30 characters of all three kinds."""
     return len(secret) >= 30 and _mixed(secret) == 3
 
 
@@ -280,12 +276,11 @@ _UNMISTAKABLE = {"AWS key", "GitLab token", "Slack token", "Kaggle token", "Dock
 
 
 def _may_be_glued(whose: str, secret: str) -> bool:
-    """Check whether a text after another letter may be a key: it must look random if only its prefix matches."""
     return _is_long_and_mixed(secret) or (whose in _UNMISTAKABLE and looks_random(secret))
 
 
 def secrets_in(text: str) -> list[FoundSecret]:
-    """Return the secrets in `text` that match a form, in order and without overlap."""
+    """Return the secrets in `text` that match a form, in order, without overlap."""
     secrets: list[FoundSecret] = []
     begun = [start for start in _FORMS_OF if start in text]  # the only work for most lines
     for form in dict.fromkeys(form for start in begun for form in _FORMS_OF[start]):
@@ -303,7 +298,6 @@ def secrets_in(text: str) -> list[FoundSecret]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #e3b99f5a
 def _replaced(text: str, places: Iterable[tuple[str, int, int]]) -> str:
-    """Return `text` with each (word, begin, end) replaced by the word; `places` are in order."""
     pieces, at = [], 0
     for word, begin, end in places:
         pieces += [text[at:begin], word]
@@ -321,15 +315,13 @@ _handed: dict[str, str] = {}  # value → name
 
 
 def remember(name: str, value: str) -> None:
-    """Mask `value`, a secret called `name`, from now on. Values below six characters are ignored."""
+    """Mask `value`, a secret called `name`, from now on, unless below six characters."""
     if len(value) >= 6:
         _handed[value] = name
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #bdd78147
 def spellings(value: str) -> set[str]:
-    """Return the spellings of a secret in a text: plain, escaped, percent-encoded, base64 at any offset,
-    hexadecimal.
-    """
+    """Return the spellings of a secret: plain, escaped, percent-encoded, base64 at any offset, hexadecimal."""
     raw = value.encode("utf-8", "surrogateescape")
     forms = {value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)}
     forms |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}
@@ -343,7 +335,7 @@ def spellings(value: str) -> set[str]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #68b8d02c
 def _parts(name: str, value: str) -> Iterator[str]:
-    """Return the secret parts of a variable: all of it, its lines, or the password of an address; often none."""
+    """Return the secret parts of a variable: all of it, its lines, or the password of an address."""
     level = secrecy(name)
     address = re.match(r"[\w+.-]+://[^/\s]*:([^/\s]+)@", value)
     if address and len(address[1]) >= LEAST and not is_plain(address[1]):
@@ -373,7 +365,7 @@ _known = _Known()
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return secret value → name, of the variables `environ` and of all values passed to `remember`."""
+    """Return secret value → name, of the variables `environ` and of values passed to `remember`."""
     return {part: name for name, value in environ.items() for part in _parts(name, value)} | _handed
 
 
@@ -426,7 +418,7 @@ def is_secret_value(name: str, value: str) -> bool:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #5c24e9e9
 def _is_sentence(named: re.Match, value: re.Match) -> bool:
-    """Check whether the text is prose such as 'HF_TOKEN: missing', or a list of words. After `password:` it is not."""
+    """Check for prose such as 'HF_TOKEN: missing', or a list of words; never after `password:`."""
     if "," in named[2]:
         return bool(re.fullmatch("[A-Za-z_. -]{1,200}", value[1] or ""))
     if ":" not in named[2] or value[2] is None or "passw" in named[1].lower():
@@ -435,7 +427,6 @@ def _is_sentence(named: re.Match, value: re.Match) -> bool:
 
 
 def _end_of(text: str, at: int) -> int:
-    """Return the end of a long value that continues at `at`."""
     rest = _REST.match(text, at)
     return rest.end() if rest else at
 
@@ -468,7 +459,6 @@ _SHAPES = tuple(
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #517a310c
 def _lines_below(named: re.Match) -> Iterator[tuple[str, int, int]]:
-    """Return (name, begin, end) of the secret lines below a name; none if the lines are settings."""
     at = named.start(3)
     for line in named[3].splitlines(keepends=True):
         value = line.strip()
@@ -480,7 +470,7 @@ def _lines_below(named: re.Match) -> Iterator[tuple[str, int, int]]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #27a16cd1
 def _shaped(text: str) -> Iterator[tuple[str, int, int]]:
-    """Return (name, begin, end) of secret values in YAML blocks, tags, attributes, a .netrc and sentences."""
+    """Return (name, begin, end) of secrets in YAML blocks, tags, attributes, a .netrc and sentences."""
     if ":" in text and "\n" in text:
         for named in _BELOW.finditer(text):
             if secrecy(named[2]):
@@ -494,7 +484,7 @@ def _shaped(text: str) -> Iterator[tuple[str, int, int]]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #3514583b
 def pairs_in(text: str) -> list[tuple[str, int, int]]:
-    """Return (name, begin, end) of the secret values in `text` after a name, in order and without overlap."""
+    """Return (name, begin, end) of the secret values in `text` after a name, in order, without overlap."""
     low = text.lower()
     if not any(stem in low for stem in _STEMS):
         return []
@@ -532,9 +522,7 @@ _UNSEEN = re.compile(
 
 
 def _as_seen(text: str) -> tuple[str, list[int]]:
-    """Return `text` without escape sequences and with encoded letters decoded, and the position of each character in
-    `text`.
-    """
+    """Return `text` without escape sequences and with encoded letters decoded, and the characters' positions."""
     pieces, places, at = [], [], 0
     for match in _UNSEEN.finditer(text):
         letter = next((chr(int(code, 16)) for code in match.groups() if code), "")
@@ -555,7 +543,6 @@ def _known_in(text: str) -> list[tuple[str, int, int]]:
 
 
 def _without(finders: Iterable[Callable[[str], list[tuple[str, int, int]]]], text: str) -> str:
-    """Return `text` without the secrets that `finders` find in the raw or in the visible text."""
     spelled = _ODD.search(text) and _UNSEEN.search(text)
     for find in finders:
         if found := find(text):
@@ -572,7 +559,6 @@ _BREAK = re.compile(r"[ \t|]{0,8}+\r?\n[ \t|]{0,12}+")
 
 
 def _decoded(word: str) -> str:
-    """Return the text encoded by `word` in hexadecimal or base64, or an empty string."""
     with contextlib.suppress(ValueError):
         if re.fullmatch("(?:[0-9a-fA-F]{2})+", word):
             raw = bytes.fromhex(word)
@@ -584,7 +570,7 @@ def _decoded(word: str) -> str:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #e5997aed
 def _wrapped(text: str) -> list[tuple[str, int, int]]:
-    """Return (word, begin, end) of secrets with a line break inside: known values, and keys that match a form."""
+    """Return (word, begin, end) of secrets with a line break inside."""
     if "\n" not in text:
         return []
     pieces, places, at = list[str](), list[int](), 0
@@ -629,16 +615,14 @@ def known_masked(text: str) -> str:
 def masked(text: str) -> str:
     """Return `text` with a placeholder for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`.
 
-    Secrets are values of secret environment variables and of `secret` in many spellings, keys in the form of some
-    seventy
-    services, and values of names such as `password`; also inside base64 and hexadecimal, and across a line break.
-    Never raises.
+    Secrets are values of secret environment variables and of `secret` in many spellings, keys of some seventy services,
+    and values of names such as `password`; also inside base64 and hexadecimal, and across a line break. Never raises.
     """
     return text if len(text) < 4 else _without(_FINDERS, text)
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #4ab209d5
 def _masked_keys(keys: Iterable[Any]) -> list:
-    """Return the keys of a mapping, masked. Results are cached, because events repeat the same keys."""
+    """Return masked keys of a mapping, cached because events repeat them."""
     _needles()  # clears the cache after a new secret
     known, masked_keys = _known.keys, []
     for key in keys:
@@ -652,7 +636,7 @@ def _masked_keys(keys: Iterable[Any]) -> list:
 
 
 def masked_value(value: Any, name: str = "") -> Any:
-    """Return plain JSON values without secrets; `name`: name of the value, such as `task.password`."""
+    """Return plain JSON values without secrets; `name` is that of the value, such as `task.password`."""
     if isinstance(value, str):
         return HIDDEN if name and is_secret_value(name, value) else masked(value)
     if isinstance(value, dict):
@@ -672,7 +656,7 @@ _OPEN_BLOCK = re.compile(rf"{_HEAD}{_LINE}{{0,40}}+\Z", re.M)
 
 
 def _before_open(text: str) -> int:
-    """Return the position of the last lines of `text` that may be the beginning of a multi-line secret."""
+    """Return the position of the last lines that may begin a multi-line secret."""
     key = _OPEN_KEY.search(text, max(0, text.rfind("-----BEGIN "), text.rfind("PuTTY-User-Key-File-")))
     blocks = _OPEN_BLOCK.finditer(text) if any(stem in text.lower() for stem in _STEMS) else ()
     begins = [block.start() for block in blocks if secrecy(block[2])]
@@ -680,7 +664,6 @@ def _before_open(text: str) -> int:
 
 
 def _cut_before_secrets(text: str, cut: int) -> int:
-    """Return the last position, at most `cut`, that splits no secret of `text` and no secret from its name."""
     seen, places = _as_seen(text)
     found = [place for find in _FINDERS for place in find(seen)]
     for _, begin, end in sorted(found, key=lambda place: -place[2]):
@@ -690,11 +673,11 @@ def _cut_before_secrets(text: str, cut: int) -> int:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #5e99f6a5
 class MaskedStream:
-    """Text stream that masks text before it reaches `stream`; other attributes are the stream's own.
+    """Text stream that masks text before it reaches `stream`; other attributes are the stream's.
 
-    Args:
-        stream: stream to write to.
-        mask: masks whole lines (default: `masked`).
+    Attributes:
+        stream: Stream to write to.
+        mask: Masks whole lines.
     """
 
     def __init__(self, stream: Any, mask: Callable[[str], str] = masked):
@@ -733,10 +716,7 @@ _BLOCK = 2**20  # characters
 
 
 def mask_file(path: Path) -> bool:
-    """Mask the secrets in a text file; return whether there were any.
-
-    OSError as `open`. No process may be writing to it.
-    """
+    """Mask the secrets in a text file that no process writes; return whether there were any."""
     handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
     temporary, changed = Path(name), False
     text: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
@@ -755,7 +735,7 @@ def mask_file(path: Path) -> bool:
 
 
 def mask_files(folder: Path, *patterns: str) -> None:
-    """Mask the secrets in the files of `folder` that match `patterns`; unreadable files are skipped."""
+    """Mask the secrets in the readable files of `folder` that match `patterns`."""
     for pattern in patterns:
         for path in folder.glob(pattern):
             with contextlib.suppress(OSError):

@@ -58,13 +58,12 @@ class Secret:
 
 # %% ../../nbs/00_system/06_secrets.ipynb #6387bfa2
 def _hand_out(name: str, value: str) -> Secret:
-    """Return the secret `name`, masked from now on."""
     remember(name, value)
     return Secret(name, value)
 
 # %% ../../nbs/00_system/06_secrets.ipynb #90d68cca
 class SecretError(LookupError):
-    """Missing secret. The message states the reason, and how to add the secret on this platform."""
+    """Missing secret. The message states the reason, and how to add it on this platform."""
 
 
 def _kaggle(name: str) -> Any:
@@ -134,10 +133,7 @@ _LOOKS_SECRET = re.compile(
 
 
 def _checked_name(name: Any) -> str:
-    """Return the checked name.
-
-    ValueError if it is not a name; the message does not repeat it, as it may be the secret.
-    """
+    """Return a valid name. The ValueError does not repeat it, as it may be the secret."""
     if not isinstance(name, str) or not name.strip() or "=" in name or not name.isprintable():
         raise ValueError("A secret is read by its name. Write it as in secret('WANDB_API_KEY').")
     if _LOOKS_SECRET.fullmatch(name.strip()):
@@ -149,7 +145,6 @@ def _checked_name(name: Any) -> str:
 
 # %% ../../nbs/00_system/06_secrets.ipynb #f00ff136
 def _suggested_name(name: str) -> str:
-    """Return a suggestion of a similar variable; only names are read."""
     near = difflib.get_close_matches(name.upper(), [variable for variable in os.environ if variable != name], 1, 0.8)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -160,12 +155,12 @@ def secret(name: str, default: str | None = None) -> Secret:
     It prints as `***`; `.reveal()` returns the text.
 
     Args:
-        name: name of the secret.
-        default: value of a missing secret (default: an error).
+        name: Name of the secret.
+        default: Value of a missing secret (default: an error).
 
     Raises:
-        SecretError: if the secret is missing without a `default`; states how to add it.
-        ValueError: if an argument is not valid.
+        SecretError: If the secret is missing without a `default`.
+        ValueError: If an argument is invalid.
     """
     name = _checked_name(name)
     if default is not None and not isinstance(default, str):

@@ -19,7 +19,7 @@ from typing import Any
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fc01
 class _SignalRecorder:
-    """Signal handler that appends the signal's number to `received`, and to the list of an enclosing block."""
+    """Signal handler that appends to `received`, and to the list of an enclosing block."""
 
     def __init__(self, received: list[int], raises_at: Callable[[], float], outer: list[int] | None = None):
         self.received, self.raises_at, self.outer = received, raises_at, outer
@@ -45,10 +45,7 @@ _of_thread = threading.local()
 
 
 def hear(received: list[int]) -> None:
-    """Make `interrupts` return the list `received` in this thread, which is not the main one.
-
-    A handler of the main thread fills the list, so a stop request reaches the thread.
-    """
+    """Make `interrupts` return the list `received`, which the main thread fills, in this thread."""
     _of_thread.received = received
 
 # %% ../../nbs/00_system/07_signals.ipynb #fc4e1001
@@ -59,9 +56,9 @@ def interrupts(
     """Record a signal in a list within this block instead of raising, in the main thread.
 
     Args:
-        raises_at: returns the number of signals from which KeyboardInterrupt is raised (default: never).
-        number: signal (default: SIGINT, Ctrl-C).
-        into: list of signals (default: a new one, the enclosing block's, or this thread's from `hear`).
+        raises_at: Returns the number of signals from which KeyboardInterrupt is raised (default: never).
+        number: Signal (default: SIGINT, Ctrl-C).
+        into: List of signals (default: a new one, the enclosing block's, or this thread's from `hear`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield getattr(_of_thread, "received", []) if into is None else into
@@ -85,7 +82,7 @@ def interrupts(
 # %% ../../nbs/00_system/07_signals.ipynb #af499544
 @contextlib.contextmanager
 def interrupt_says(where: str) -> Iterator[None]:
-    """Add `where` to a KeyboardInterrupt without message in this block or function, and hide foreign frames."""
+    """Add `where` to a KeyboardInterrupt without message, and hide foreign frames."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -109,7 +106,7 @@ def sigint_blocked() -> Iterator[None]:
 def ends_softly() -> Iterator[list[int]]:
     """Record SIGTERM in the returned list within this block, and end the process by it afterwards.
 
-    No effect if another handler is installed, or outside the main thread.
+    No effect with another handler, or outside the main thread.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -127,9 +124,9 @@ def ends_softly() -> Iterator[list[int]]:
 # %% ../../nbs/00_system/07_signals.ipynb #7e1f0a52
 @contextlib.contextmanager
 def hears_hang_up(into: list[int]) -> Iterator[None]:
-    """Add SIGHUP to the list `into` if that is empty, within this block; it never counts as a second signal.
+    """Add SIGHUP to the list `into` if that is empty, within this block.
 
-    No effect if another handler is installed (nohup ignores it), or outside the main thread.
+    No effect with another handler (nohup ignores it), or outside the main thread.
     """
     number = getattr(signal, "SIGHUP", None)
     main = threading.current_thread() is threading.main_thread()
@@ -154,7 +151,7 @@ def family_of(pid: int) -> list:
 
 
 def kill_tree(pid: int, wait_s: float = 10.0) -> None:
-    """Kill a child process and its descendants, and wait until the descendants are gone."""
+    """Kill a child process and its descendants, and wait until these are gone."""
     import psutil
 
     family = family_of(pid)

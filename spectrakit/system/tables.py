@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"(?<=[a-z][._])(?=[a-z])")  # possible line breaks in a ke
 
 
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[object] = ()) -> str:
-    """Return rows of texts as an HTML table with the header `head`. Texts are escaped; keys may wrap."""
+    """Return rows as an HTML table with the header `head`. Texts are escaped; keys may wrap."""
 
     def row(cells: Sequence[object], tag: str) -> str:
         texts = (_BREAKS.sub("<wbr/>", html.escape(str(cell))) for cell in cells)
@@ -33,15 +33,15 @@ def html_folded(summary: str, inside: str) -> str:
 
 
 def html_scrolled(inside: str, name: str, style: str) -> str:
-    """Return the HTML `inside` in a box that scrolls, also by keyboard; `name` is for screen readers.
+    """Return the HTML `inside` in a box with CSS `style` that scrolls, also by keyboard; screen readers say `name`.
 
-    `style`: CSS of the box. A page that is printed may show class `w` in full.
+    A printed page may show class `w` in full.
     """
     return f'<div role="region" aria-label="{html.escape(name)}" tabindex="0" class="w" style="{style}">{inside}</div>'
 
 # %% ../../nbs/00_system/10_tables.ipynb #b14217f7
 def html_spoken(inside: str) -> str:
-    """Return the HTML `inside`, invisible, for screen readers."""
+    """Return the HTML `inside`, for screen readers only."""
     unseen = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap"
     return f'<div role="status" aria-live="polite" style="{unseen}">{inside}</div>'
 
@@ -70,7 +70,6 @@ def _folded_line(line: str, width: int) -> list[str]:
 
 # %% ../../nbs/00_system/10_tables.ipynb #04542e41
 def _side_by_side(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return a row as lines with every cell wrapped."""
     parts = [textwrap.wrap(cell, max(w, 1), break_on_hyphens=False) for cell, w in zip(row, widths, strict=True)]
     lines = [
         [part[n] if n < len(part) else "" for part in parts] for n in range(max(1, *(len(part) for part in parts)))
@@ -79,7 +78,6 @@ def _side_by_side(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def _below_each_other(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return each row as its name, and a line per column below it."""
     return [line for row in rows[1:] for line in (row[0], *_named_cells(rows[0][1:], row[1:], width))]
 
 
@@ -98,10 +96,7 @@ def _named_cells(names: Sequence[str], cells: Sequence[str], width: int) -> list
 
 # %% ../../nbs/00_system/10_tables.ipynb #b11ef34c
 def matrix_text(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Return rows in aligned columns, at most `width` characters wide (None: any).
-
-    First row and first column are names.
-    """
+    """Return rows in aligned columns of at most `width` characters. First row and first column are names."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = None if width is None else width - widths[0]
     if left is not None and sum(widths[1:]) + 2 * len(widths[1:]) > left:

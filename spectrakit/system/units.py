@@ -18,7 +18,7 @@ _CLOCK = re.compile(r"([0-9]+):([0-5][0-9]):([0-5][0-9])")
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `8h30m`, `90m`, `45s` or `8:30:00`.
 
-    ValueError, with the right spelling, for a bare number, for `8:30`, and for anything else.
+    ValueError for a bare number, for `8:30`, and for anything else.
     """
     if not isinstance(text, str):
         raise ValueError(_refusal(repr(text), "is not text with a unit"))
@@ -46,7 +46,7 @@ def _refusal(shown: str, why: str) -> str:
 
 # %% ../../nbs/00_system/02_units.ipynb #23a2fc02
 def format_duration(seconds: float) -> str:
-    """Return `seconds` as H:MM:SS, truncated to whole seconds. ValueError for nan and inf."""
+    """Return `seconds` as H:MM:SS, truncated. Raise ValueError for nan and inf."""
     if not math.isfinite(seconds):
         raise ValueError(f"{seconds} is not a duration. Use a finite number of seconds.")
     whole = int(abs(seconds))
@@ -58,10 +58,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b", re.I)
 
 
 def parse_bytes(value: int | str) -> int:
-    """Return the bytes of a size such as `12GB` (10⁹) or `12GiB` (2³⁰), or of a whole number.
-
-    ValueError for anything else.
-    """
+    """Return the bytes of a size such as `12GB` (10⁹), `12GiB` (2³⁰) or a whole number; else ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -85,7 +82,7 @@ def parse_moment(text: str) -> float:
 
 # %% ../../nbs/00_system/02_units.ipynb #077fd8be
 def format_bytes(size: float, binary: bool = False) -> str:
-    """Return bytes with a suitable unit: 12.3 MB; with `binary` in powers of two: 64 MiB."""
+    """Return bytes with a suitable unit: 12.3 MB; with `binary` 64 MiB."""
     base, digits, units = (1024, 4, ("B", "KiB", "MiB", "GiB")) if binary else (1000, 3, ("B", "kB", "MB", "GB"))
     for unit in units[:-1]:
         if size < base:
@@ -95,5 +92,5 @@ def format_bytes(size: float, binary: bool = False) -> str:
 
 
 def format_memory(size: float) -> str:
-    """Return bytes of memory in powers of two, such as 11.2 GiB; files are shown by `format_bytes`."""
+    """Return bytes of memory in powers of two, such as 11.2 GiB."""
     return format_bytes(size, binary=True)

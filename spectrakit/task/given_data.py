@@ -12,15 +12,13 @@ from ..system.errors import TaskError
 
 # %% ../../nbs/35_task/04_given_data.ipynb #a8c1ee4a
 def _is_table(given: Any) -> bool:
-    """Check whether `given` is a table or column of pandas or polars."""
     return hasattr(given, "to_numpy") and (hasattr(given, "columns") or hasattr(given, "name"))
 
 
 def refuse_no_dataset(given: Any, where: str, with_target: bool = True) -> None:
     """Raise RequestError if `given` is a loader, a table or a mapping instead of a data set.
 
-    `where` names the method that returned it, such as "Mine.datasets". `with_target` adds targets to the suggested
-    line.
+    `where` names the method that returned it; `with_target` adds targets to the suggested line.
     """
     kind = type(given).__name__
     if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
@@ -63,8 +61,8 @@ def _as_tensor(array: Any, where: str) -> Any:
 def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
     """Return (data set, message if arrays were wrapped). Raise RequestError if it is not a data set.
 
-    `given` is a map-style data set, a tuple `(X, y)` of arrays or tensors of equal length, or None, which stays None.
-    `where` names the method that returned it.
+    `given`, from the method `where`, is a map-style data set, a tuple `(X, y)` of arrays or tensors of equal length, or
+    None.
     """
     refuse_no_dataset(given, where)
     if any(str(getattr(part, "layout", "")).startswith("torch.sparse") for part in getattr(given, "tensors", ())):
@@ -84,7 +82,6 @@ def refuse_inputs_and_targets(train: Any, valid: Any, where: str) -> None:
 
 
 def _wrapped(given: tuple, where: str) -> tuple[Any, str]:
-    """Return arrays as a TensorDataset, and a message about it. Raise RequestError if their lengths differ."""
     lengths = [len(part) for part in given]
     if len(set(lengths)) > 1:
         raise TaskError(f"{where} returned arrays of {lengths} samples. Return as many targets as there are inputs.")
@@ -98,8 +95,7 @@ def _wrapped(given: tuple, where: str) -> tuple[Any, str]:
 def as_test_dataset(given: Any, where: str) -> Any:
     """Return a data set to predict on. Raise RequestError if it is not one.
 
-    `given` is a map-style data set, arrays `(X,)` or `(X, y)`, or one array with a row for each sample. `where` names
-    the method that returned it.
+    `given`, from the method `where`, is a map-style data set, arrays `(X,)` or `(X, y)`, or one array of samples.
     """
     refuse_no_dataset(given, where, with_target=False)
     if type(given) is tuple and given and all(map(_is_array, given)):

@@ -17,12 +17,11 @@ from ..system.errors import TaskError
 class Loss:
     """Loss of one batch, with an optional weight, outputs and values to log.
 
-    Args:
+    Attributes:
         value: Scalar tensor: the mean over the batch's samples, or a sum if there is a `weight`.
         weight: Denominator of `value`, a number or one-element tensor, such as the number of tokens. Default: none.
-        outputs: The model's outputs for `metrics` and `metrics_all`; without them an evaluation calls `predict`.
-        logs: {name: (sum, count)}; the means are logged as `train_NAME` in training and `val_NAME` in evaluations.
-            Default: none.
+        outputs: The model's outputs for `metrics` and `metrics_all`; otherwise an evaluation calls `predict`.
+        logs: {name: (sum, count)}; the means are logged as `train_NAME` and `val_NAME`. Default: none.
     """
 
     value: Any
@@ -86,10 +85,8 @@ def weighted_mean(loss: Any, outputs: Any, targets: Any) -> Loss:
 def window_part(loss: Loss, samples: int, share: float) -> tuple[Any, Any]:
     """Return a micro batch's summand of the window's loss, and its weight; None for a mean over samples.
 
-    Args:
-        loss: Loss of the micro batch.
-        samples: Number of its samples that count; 0 for a padding batch, which adds 0.
-        share: Samples of the whole window, divided by the number of ranks.
+    `samples` is the number of samples that count, 0 for a padding batch, which adds 0; `share` is that of the whole
+    window, divided by the number of ranks.
     """
     if loss.weight is None:
         return loss.value if samples == share else loss.value * (samples / share), None
@@ -97,10 +94,7 @@ def window_part(loss: Loss, samples: int, share: float) -> tuple[Any, Any]:
 
 
 def whole_window(result: Any) -> tuple[Any, Mapping[str, tuple[Any, Any]] | None]:
-    """Return the loss and logs of a step with one micro batch and one process; a sum is divided at once.
-
-    `result` is the return value of the task's `loss`.
-    """
+    """Return the loss and logs of a step with one micro batch and one process from the task's `loss`."""
     if not isinstance(result, (tuple, Loss)):
         return result, None
     loss = as_loss(result)
@@ -137,7 +131,6 @@ def is_number(value: Any) -> bool:
 
 # %% ../../nbs/35_task/00_loss.ipynb #e983e26e
 def _check_weight(name: str, weight: Any) -> None:
-    """Raise RequestError unless `weight` is a number from 0 up."""
     import torch
 
     single = isinstance(weight, (int, float)) or (torch.is_tensor(weight) and weight.numel() == 1)
@@ -154,7 +147,6 @@ def _check_weight(name: str, weight: Any) -> None:
 
 
 def _check_logs(name: str, logs: Any) -> None:
-    """Raise RequestError unless `logs` is None or {name: (sum, count)}."""
     if logs is None:
         return
     if not isinstance(logs, Mapping):
@@ -172,7 +164,7 @@ def _check_logs(name: str, logs: Any) -> None:
 
 # %% ../../nbs/35_task/00_loss.ipynb #23a2fc03
 def check_loss(task: Any, result: Any) -> None:
-    """Raise RequestError unless `result`, from the task's `loss`, is a valid loss that depends on the weights."""
+    """Raise RequestError unless `result` is a valid loss that depends on the weights."""
     import torch
 
     name, loss = f"{type(task).__name__}.loss", as_loss(result)

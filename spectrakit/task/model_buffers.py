@@ -63,7 +63,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def saved_tensors(model: Any) -> list:
-    """Return the buffers of `model` that checkpoints contain; in each step all ranks take those of rank 0."""
+    """Return the buffers of `model` in checkpoints; in each step all ranks take those of rank 0."""
     found: dict[int, Any] = {}
     for module in model.modules():
         for name, tensor in _buffers_of(module).items():
@@ -112,7 +112,6 @@ def _tensors_to_copy(copy: "BuffersCopy") -> dict[tuple[int, str], Any]:
 
 
 def _update(copy: "BuffersCopy") -> None:
-    """Update a copy to the current buffers."""
     copy.held = [dict(own) for own in copy.own]
     if not any(copy.own):
         copy.tensors, copy.copies, copy.values, copy.loose = [], {}, [], []
@@ -129,10 +128,10 @@ def _update(copy: "BuffersCopy") -> None:
 class BuffersCopy:
     """Copy of a model's buffers: the tensors and their values.
 
-    Args:
+    Attributes:
         model: A torch module.
         most_bytes: Largest size of a copied buffer that is not in checkpoints, such as a mask. Default: no limit.
-        saved: Whether to copy the values of buffers that are in checkpoints. Default: True.
+        saved: Whether to copy the values of buffers in checkpoints. Default: True.
     """
 
     def __init__(self, model: Any, most_bytes: float = math.inf, saved: bool = True):
@@ -181,9 +180,7 @@ def restore_buffers(copy: BuffersCopy) -> None:
 
 
 def restore_where(copy: BuffersCopy, bad: Any) -> None:
-    """Restore the buffers of a copy if the tensor `bad` is true; without GPU synchronization unless a buffer was
-    replaced.
-    """
+    """Restore the buffers of a copy if the tensor `bad` is true; GPUs synchronize only if one was replaced."""
     import torch
 
     if copy.replaced():

@@ -19,7 +19,7 @@ from .task import provides
 
 # %% ../../nbs/35_task/03_sampler.ipynb #139f9bba
 def _drawn(sampler: Any, seed: int, epoch: int) -> list:
-    """Return the sampler's indices for `epoch`, at most one more than its length; restore the global generators."""
+    """Return the indices for `epoch`, at most one more than its length; restore the global generators."""
     import numpy
     import torch
 
@@ -43,7 +43,7 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> list:
 class SampledOrder:
     """Order of each epoch by a sampler, equal on all ranks and after a resume.
 
-    `sampler` is a tensor of weights [samples] or an iterable of indices with a length. `seed` is that of the run.
+    `sampler` is a tensor of weights [samples] or a sized iterable of indices, `seed` that of the run.
     """
 
     sampler: Any
@@ -65,7 +65,6 @@ class SampledOrder:
 
 # %% ../../nbs/35_task/03_sampler.ipynb #54ed9fd4
 def _check_weights(name: str, weights: Any, samples: int) -> None:
-    """Raise RequestError unless `weights` are one finite weight from 0 up for each sample, and one above 0."""
     import torch
 
     usable = weights.shape == (samples,) and bool(torch.isfinite(weights).all() & (weights >= 0).all())
@@ -77,7 +76,6 @@ def _check_weights(name: str, weights: Any, samples: int) -> None:
 
 
 def _check_sampler(name: str, sampler: Any) -> None:
-    """Raise RequestError for types of samplers that do not define the order of a whole epoch."""
     from torch.utils.data import BatchSampler, DistributedSampler
 
     kind = type(sampler).__name__
@@ -96,7 +94,6 @@ def _check_sampler(name: str, sampler: Any) -> None:
 
 # %% ../../nbs/35_task/03_sampler.ipynb #d1d0d692
 def _check_order(name: str, order: SampledOrder, samples: int) -> None:
-    """Raise RequestError if epoch 0 has a wrong length or invalid indices, or is not reproducible."""
     kind, length = type(order.sampler).__name__, len(order)
     first, again = (_drawn(order.sampler, mix_seed(order.seed, 0), 0) for _ in range(2))
     if len(first) != length:
@@ -116,12 +113,11 @@ def _check_order(name: str, order: SampledOrder, samples: int) -> None:
 
 # %% ../../nbs/35_task/03_sampler.ipynb #9a0a8a30
 def _are_weights(given: Any) -> bool:
-    """Check whether a list holds weights: floats; integers are indices."""
     return isinstance(given, (list, tuple)) and any("float" in str(getattr(v, "dtype", type(v))) for v in given)
 
 
 def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | StreamOrder | None:
-    """Return the order of the task's `sampler`; None if it has none or returns None. Streams have their own order.
+    """Return the order of the task's `sampler`, if it has one. Streams have their own order.
 
     Raise RequestError if the sampler is not reproducible, has no end or yields invalid indices.
     """

@@ -125,7 +125,6 @@ class StandIn:
         return type(self._recorder.model)
 
     def _unwrapped(self) -> Any:
-        """Return the model itself and discard all records."""
         self._recorder.clear()
         return self._recorder.model
 

@@ -36,7 +36,7 @@ def required(method: _Method) -> _Method:
 
 
 def provides(task: Any, name: str) -> bool:
-    """Check whether a task has its own method `name`; it need not derive from `Task`."""
+    """Check whether a task, of any class, has its own method `name`."""
     method = getattr(task, name, None)
     return callable(method) and not getattr(method, "__unwritten__", False)
 
@@ -78,10 +78,7 @@ def loss_at(task: Any, moment: Callable[[], Moment]) -> Callable[[Any, Any], Any
 
 # %% ../../nbs/35_task/01_task.ipynb #c011a7e1
 def collate_of(task: Any, stage: str) -> Callable | None:
-    """Return the task's `collate` for a stage: "train", "valid" or "predict"; None if it has none.
-
-    The stage is passed on if `collate` has an argument `stage`.
-    """
+    """Return the task's `collate` for a stage: "train", "valid" or "predict", passed on as its argument `stage`."""
     if not provides(task, "collate"):
         return None
     try:
@@ -132,15 +129,14 @@ class Task:
     def loss(self, model: Any, batch: Any) -> Any:
         """Return the loss of one batch, for training and evaluation (see `model.training`).
 
-        With a third argument `moment=None` it receives a `sk.Moment` in training.
+        A third argument `moment=None` receives a `sk.Moment` in training.
 
         Args:
             model: The model, or its distributed wrapper: call it, as `model(inputs)`.
             batch: Result of `collate` on the model's device; tensors are [samples, …].
 
         Returns:
-            A scalar tensor, the mean over the batch's samples; or `(sum, weight)`; or `sk.Loss`, which can also hold
-            outputs and values to log.
+            A scalar tensor, the mean over the batch's samples; or `(sum, weight)`; or `sk.Loss`.
         """
         raise NotImplementedError
 
@@ -148,7 +144,7 @@ class Task:
     def on_epoch(self, model: Any, moment: Moment) -> None:
         """Change the model with time, such as freezing parts of it.
 
-        Called before the first batch of each epoch; a resumed run calls it for the epochs that had begun.
+        Called before each epoch; a resumed run calls it for the epochs that had begun.
 
         Args:
             model: The module that `model` returned, in train mode.
@@ -157,16 +153,11 @@ class Task:
 
     @optional
     def metrics(self, outputs: Any, batch: Any) -> dict[str, tuple]:
-        """Return {name: (sum over samples, count)}, logged as `val_NAME`.
-
-        Called for each batch of an evaluation.
+        """Return {name: (sum over samples, count)} for each batch of an evaluation, logged as `val_NAME`.
 
         Args:
             outputs: `Loss.outputs`, otherwise the result of `predict`.
             batch: The batch.
-
-        Returns:
-            Numbers or 0-dim tensors by name.
         """
         return {}
 
@@ -200,8 +191,7 @@ class Task:
         """Return variants of a test batch for test-time augmentation, such as flips. Default: the batch alone.
 
         The outputs of `predict` are averaged over the views unless `data.average_views` is false. Views have the same
-        samples in the same order. Outputs must be floats in tensors, arrays, lists or mappings; classes, texts and
-        boxes are refused.
+        samples in the same order. Outputs must be floats; classes, texts and boxes are refused.
 
         Args:
             batch: A test batch, as collated.
@@ -213,7 +203,7 @@ class Task:
         """Return the targets of a batch, a tensor [samples, …], or None.
 
         They are passed to `metrics_all` and saved with predictions. The default takes the last element of a tuple
-        unless it is a text, or the field `target`, `targets`, `label`, `labels` or `y` of a mapping or dataclass.
+        unless it is a text, or the field `target`, `targets`, `label`, `labels` or `y`.
 
         Args:
             batch: A batch, as collated.
@@ -224,7 +214,7 @@ class Task:
     def optimizer(self, model: Any, cfg: Config) -> Any:
         """Return a torch optimizer over the model's parameters; None for the one in the settings.
 
-        Called twice: in the check before the first step, and for the run.
+        Called in the check before the first step, and for the run.
 
         Args:
             model: The module to train.
@@ -236,8 +226,8 @@ class Task:
     def scheduler(self, optimizer: Any, cfg: Config, total_steps: int) -> Any:
         """Return a torch scheduler; None for the schedule in the settings.
 
-        Called twice: in the check before the first step, and for the run. It is stepped after each optimizer step, or
-        as `scheduler.interval` says; ReduceLROnPlateau after each evaluation with the monitored metric.
+        Called in the check before the first step, and for the run. It is stepped after each optimizer step, or as
+        `scheduler.interval` says; ReduceLROnPlateau after each evaluation with the monitored metric.
 
         Args:
             optimizer: The optimizer.
@@ -248,17 +238,14 @@ class Task:
 
     @optional
     def sampler(self, dataset: Any, cfg: Config) -> Any:
-        """Return the order of an epoch; None for each sample once, in random order.
-
-        Called once, with the training data.
+        """Return the order of an epoch; None for each sample once, in random order. Called once.
 
         Args:
             dataset: The training data.
             cfg: Settings of the run.
 
         Returns:
-            Sampling weights, a tensor [samples] or a list; or a torch sampler of single indices, whose length is the
-            epoch's.
+            Sampling weights, a tensor [samples] or a list; or a torch sampler of single indices, as long as the epoch.
         """
         return None
 
@@ -266,9 +253,8 @@ class Task:
     def collate(self, samples: Sequence[Any]) -> Any:
         """Return a batch of the samples. Called in the data workers; the default stacks tensors and numbers.
 
-        With an argument `stage` it receives "train", "valid" (evaluations, predictions of held-out samples) or
-        "predict" (test samples). Random numbers depend on the seed and the batch's samples alone: they are the same in
-        each evaluation, after a resume, and for any number of workers.
+        An argument `stage` receives "train", "valid" (evaluations, predictions of held-out samples) or "predict" (test
+        samples). Random numbers depend on the seed and the batch's samples alone.
 
         Args:
             samples: Samples of one batch.
@@ -293,8 +279,7 @@ class Task:
     def fold_rows(self, cfg: Config) -> Any:
         """Return the fold that holds out each training sample, [samples], for a task with an own option `fold`.
 
-        `datasets` returns the samples of the other folds and those of `fold`, each in this order. Cross-validation of
-        such a task needs this method to number samples.
+        `datasets` returns the samples of the other folds and those of `fold`, each in this order.
 
         Args:
             cfg: Settings of the run.
@@ -305,8 +290,7 @@ class Task:
     def with_columns(self, dataset: Any, columns: Any, cfg: Config) -> Any:
         """Return `dataset` with predictions as further inputs, for `folds.columns`.
 
-        The default appends them to inputs [features] that are the first part of a sample; mappings get a field
-        `columns`.
+        The default appends them to inputs [features] at the beginning of a sample; mappings get a field `columns`.
 
         Args:
             dataset: Training or validation data.
@@ -326,9 +310,9 @@ class Task:
 
     @optional
     def restore(self, cfg: Config, weights: Any) -> None:
-        """Restore learned properties of the data before `model` is called for prediction.
+        """Restore properties learned from the data, such as the codes of categories, before a prediction calls `model`.
 
-        Such properties are kept as buffers, for example the codes of categories.
+        They are kept as buffers.
 
         Args:
             cfg: Settings.
@@ -337,10 +321,9 @@ class Task:
 
     @optional
     def frozen_from(self, cfg: Config) -> str | None:
-        """Return the name of the source of frozen parameters in `model`, always the same; None to save all parameters.
+        """Return a constant name for the source of frozen parameters in `model`; None to save all parameters.
 
-        Checkpoints omit frozen parameters and store this name and a hash, so that a run is only resumed with the same
-        ones.
+        Checkpoints omit frozen parameters and store this name and a hash; a resume needs the same ones.
 
         Args:
             cfg: Settings of the run.
@@ -351,7 +334,7 @@ class Task:
     def submission(self, predictions: Any) -> Any:
         """Return the submission: a pandas table, a mapping of columns, or a list of rows.
 
-        Called also once before training, with the predictions of one batch. The default has a column for each name and
+        Called also before training, with the predictions of one batch. The default has a column for each name and
         output.
 
         Args:
@@ -368,11 +351,7 @@ class Task:
 
         Args:
             predictions: Result of `predict` for all samples, one for each fold or seed: NumPy arrays [samples, …],
-                lists
-                with one array per sample, or mappings of them.
-
-        Returns:
-            One such result.
+                lists with one array per sample, or mappings of them.
         """
         return None
 
@@ -380,7 +359,7 @@ class Task:
     def sample_submission(self, cfg: Config) -> Any:
         """Return the competition's sample submission, a file or a table. Default: the only one among the inputs.
 
-        It is the first submission and defines the form of all others.
+        It defines the form of all submissions.
 
         Args:
             cfg: Settings of the run.
@@ -391,7 +370,7 @@ class Task:
     def serve_dataset(self, cfg: Config, *given: Any) -> Any:
         """Return the data set of one batch of an evaluation API, as `test_dataset` does for all data.
 
-        `submission` makes the answer of its predictions; see `sk.serve`.
+        `submission` makes the answer; see `sk.serve`.
 
         Args:
             cfg: Settings.
@@ -401,7 +380,7 @@ class Task:
 
     @optional
     def serve_answer(self, predictions: Any, *given: Any) -> Any:
-        """Return the answer to one batch of an evaluation API, if it is not a table, such as a word or a number.
+        """Return the answer to one batch of an evaluation API if it is not a table, such as a number.
 
         Args:
             predictions: Outputs of `predict` for the batch.
@@ -411,8 +390,7 @@ class Task:
 
     @optional
     def pictures(self, predictions: Any) -> dict[str, Any]:
-        """Return {name: picture} of the predictions for the report; without this method shapes decide the kind of
-        picture.
+        """Return {name: picture} of the predictions for the report. Default: pictures by shape.
 
         Args:
             predictions: Predictions of a run, with targets.
@@ -437,7 +415,7 @@ class Task:
             train: Map-style data set of `(input, target)`.
             valid: The same for validation, or None.
             loss: `loss(outputs, targets)`, a mean over samples, such as `nn.CrossEntropyLoss()`. Class weights and
-                `ignore_index` are exact over micro batches and ranks.
+                `ignore_index` are exact.
         """
         return PlainTask(model, train, valid, loss)
 
@@ -509,10 +487,7 @@ def names_in(code: Any) -> set[str]:
 
 
 def check_names(task: Any) -> None:
-    """Raise RequestError for an unused method that resembles a method of `Task`.
-
-    Methods that the class itself calls, or that exist beside the resembling one, are accepted.
-    """
+    """Raise RequestError for an unused method that resembles a method of `Task`."""
     optional_names = [name for name, method in vars(Task).items() if getattr(method, "__unwritten__", False)]
     own = {name: method for name, method in vars(type(task)).items() if inspect.isfunction(method)}
     called = set().union(*(names_in(method.__code__) for method in own.values()))

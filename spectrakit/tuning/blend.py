@@ -74,7 +74,6 @@ class Source:
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #171453dd
 def _division(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.ndarray, str | None]:
-    """Return the folds [repeats, samples] and their description."""
     if (path / "folds.npz").is_file():
         folds = read_folds(path / "folds.npz")
         return folds.held, f"{folds.kind} {folds.count}"
@@ -84,7 +83,6 @@ def _division(path: Path, samples: int, sizes: Sequence[int]) -> tuple[np.ndarra
 
 
 def _outputs(predicted: Predicted) -> dict[str, Any]:
-    """Return the predictions by name."""
     values = predicted.values
     return values if isinstance(values, dict) else {"predictions": values}
 
@@ -93,19 +91,11 @@ def _check_has_mean(name: str, predicted: Predicted, runs: Sequence[Path]) -> No
     """Raise RequestError if an output has no weighted mean: integers, texts and lists."""
     files = (run / "out_of_fold.npz" for run in runs)
     file = next((file for file in files if file.is_file()), None)
-    first = (
-        {} if file is None else stored_arrays(file)
-    )  # the joined file has floats with NaN for samples never held out
+    first: dict[str, Any] = {} if file is None else stored_arrays(file)  # joined integers with gaps are floats
     for output, values in _outputs(predicted).items():
-        dtype = first[output].dtype if output in first else values.dtype
-        if lengths_of(output) in predicted.arrays or dtype.kind not in "fc":
-            what = (
-                "lists"
-                if lengths_of(output) in predicted.arrays
-                else "whole numbers"
-                if dtype.kind in "iub"
-                else "texts"
-            )
+        is_list, kind = lengths_of(output) in predicted.arrays, first.get(output, values).dtype.kind
+        if is_list or kind not in "fc":
+            what = "lists" if is_list else "whole numbers" if kind in "iub" else "texts"
             raise RequestError(
                 f"{name} predicted {what}, which have no weighted mean. Let `predict` return probabilities or floats."
             )
@@ -122,10 +112,9 @@ def _tests_in(
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #7664d1d1
 def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Source:
-    """Read a completed cross-validation as a source of a blend.
+    """Read a completed cross-validation as a source of a blend; `trust` permits one made elsewhere.
 
-    `trust` permits one that was made elsewhere (default False). Raise RequestError if it is incomplete, broken
-    or untrusted.
+    Raise RequestError if it is incomplete, broken or untrusted.
     """
     if not isinstance(given, (CrossValidation, str, Path)):
         raise RequestError(
@@ -199,14 +188,11 @@ def check_together(sources: Sequence[Source]) -> None:
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #25354c42
 def _common_rows(sources: Sequence[Source], ids: Sequence[dict[str, Any]], which: str) -> list[np.ndarray] | None:
-    """Return the rows of each source with ids common to all, in the order of the first; None if there are none.
-
-    `which` names the samples in messages. Raise RequestError for ambiguous ids.
-    """
+    """Return the rows of each source with common ids, in the order of the first; None without any."""
     rows = [np.arange(len(next(iter(ids[0].values()))))]
     for source, other in zip(sources[1:], ids[1:], strict=True):
         try:
-            one, two = match_rows({key: values[rows[0]] for key, values in ids[0].items()}, other)
+            one, two = match_rows(_at(ids[0], rows[0]), other)
         except RequestError as error:
             raise RequestError(
                 f"The {which} of {sources[0].name} and {source.name} cannot be matched. {error}"
@@ -225,10 +211,12 @@ def _missing_text(sources: Sequence[Source], ids: Sequence[dict[str, Any]], rows
     return [f"{most - len(rows)} {which} are left out: not all models have them ({having}; in common {len(rows)})"]
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #d8355587
+def _at(arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: values[rows] for name, values in arrays.items()}
+
+
 def _training_joined(sources: Sequence[Source]) -> tuple[list[Source], np.ndarray, list[str]]:
-    """Return the sources reduced to common training samples, their row numbers in the first, and sentences about
-    the rest.
-    """
+    """Return the sources reduced to common training samples, their rows in the first, and notes."""
     ids = [each.ids for each in sources]
     rows = _common_rows(sources, ids, "training samples") if all(ids) else None
     if rows is None:  # without ids, targets and folds prove the order
@@ -239,20 +227,14 @@ def _training_joined(sources: Sequence[Source]) -> tuple[list[Source], np.ndarra
             "folds.kind=time depends on the order of the samples, and these models have different orders."
         )
     taken = [
-        replace(
-            source,
-            outputs={name: values[each] for name, values in source.outputs.items()},
-            targets=source.targets[each],
-            held=source.held[:, each],
-            ids={name: values[each] for name, values in source.ids.items()},
-        )
-        for source, each in zip(sources, rows, strict=True)
+        replace(s, outputs=_at(s.outputs, each), targets=s.targets[each], held=s.held[:, each], ids=_at(s.ids, each))
+        for s, each in zip(sources, rows, strict=True)
     ]
     return taken, rows[0], _missing_text(sources, ids, rows[0], "training samples")
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #6ef97408
 def _check_order(first: Source, other: Source) -> list[str]:
-    """Return a sentence if the order of test rows is unproven. Raise RequestError if it probably differs."""
+    """Return a note if the order of test rows is unproven. Raise RequestError if it probably differs."""
     if not first.test_data or not other.test_data or not (first.test_data["content"] and other.test_data["content"]):
         return ["the test samples have no ids, and are matched by order"]
     if change := fingerprint_change(first.test_data, other.test_data):
@@ -265,7 +247,7 @@ def _check_order(first: Source, other: Source) -> list[str]:
 
 
 def _tests_joined(sources: Sequence[Source]) -> tuple[list[Source], list[str], list[str]]:
-    """Return the sources reduced to common test samples, sentences about the rest, and sentences about the order."""
+    """Return the sources reduced to common test samples, notes about the rest and about the order."""
     ids = [each.test_ids for each in sources]
     if any(each.test is None for each in sources):
         return list(sources), [], []
@@ -280,12 +262,8 @@ def _tests_joined(sources: Sequence[Source]) -> tuple[list[Source], list[str], l
             "The models predicted different test data: they have no common ids. Blend models of the same test data."
         )
     taken = [
-        replace(
-            source,
-            test={name: values[each] for name, values in (source.test or {}).items()},
-            test_ids={name: values[each] for name, values in source.test_ids.items()},
-        )
-        for source, each in zip(sources, rows, strict=True)
+        replace(s, test=_at(s.test or {}, each), test_ids=_at(s.test_ids, each))
+        for s, each in zip(sources, rows, strict=True)
     ]
     return taken, _missing_text(sources, ids, rows[0], "test samples"), []
 
@@ -309,15 +287,15 @@ class Blend:
         method: "greedy", "non_negative" or "ridge".
         metric: Name of the metric.
         score: Nested score: each fold is predicted with weights learned on the others.
-        in_sample: Score with the final weights on the samples they were learned from; too good.
+        in_sample: Score on the samples that the final weights were learned from; too good.
         singles: Score of each model.
         tried: Nested score of each method.
         values: Nested blend of the training samples [samples, …]; a dict if `predict` returns a mapping.
-        test: Blend of the test predictions, or None; a dict if `predict` returns a mapping.
-        offset: Constant added to the weighted sum; 0 if the weights sum to 1.
+        test: Blend of the test predictions in the same form, or None.
+        offset: Constant added to the weighted sum.
         left_out: Sentence about samples left out.
-        ids: Test ids by name; empty without ids.
-        notes: Sentences about the matching of test samples without ids.
+        ids: Test ids by name.
+        notes: Sentences about test samples without ids.
     """
 
     names: tuple[str, ...]
@@ -362,7 +340,6 @@ def _metric_for(
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #db4262aa
 def _check_classes(source: Source, targets: np.ndarray) -> None:
-    """Raise RequestError if class targets are not column numbers of the predictions."""
     columns = source.values.shape[1]
     if (targets < 0).any() or (targets >= columns).any() or (targets % 1 != 0).any():
         raise RequestError(
@@ -377,9 +354,8 @@ def _finite_rows(source: Source) -> np.ndarray:
 
 
 def _not_finite_text(sources: Sequence[Source]) -> str:
-    held, bad = np.logical_and.reduce([s.fold >= 0 for s in sources]), dict[str, np.ndarray]()
-    for source in sources:
-        bad[source.name] = held & ~_finite_rows(source)
+    held = np.logical_and.reduce([s.fold >= 0 for s in sources])
+    bad = {s.name: held & ~_finite_rows(s) for s in sources}
     count = int(np.logical_or.reduce(list(bad.values())).sum())
     names = ", ".join(name for name, rows in bad.items() if rows.any())
     samples = f"{count} sample{' is' if count == 1 else 's are'}"
@@ -387,10 +363,7 @@ def _not_finite_text(sources: Sequence[Source]) -> str:
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #db4262ab
 def _as_models(sources: Sequence[Source], metric: str | Score) -> tuple[HeldOut, np.ndarray]:
-    """Return the samples that all models held out, and their row numbers.
-
-    A named metric gets the first output, a function gets all.
-    """
+    """Return the samples held out by all models, and their rows; a named metric gets the first output."""
     rows = np.flatnonzero(np.logical_and.reduce([_finite_rows(s) & (s.fold >= 0) for s in sources]))
     if len(rows) == 0:
         raise RequestError("No sample has finite out-of-fold predictions of all models.")
@@ -416,14 +389,12 @@ def _flat(outputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
 
 
 def _by_name(flat: np.ndarray, like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Split concatenated outputs into the shapes of `like`."""
     ends = np.cumsum([values[:1].size for values in like.values()])
     parts = np.split(flat, ends[:-1], axis=1)
     return {n: part.reshape(-1, *like[n].shape[1:]) for n, part in zip(like, parts, strict=True)}
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #9f8ff06f
 def _check_range(sources: Sequence[Source], metric: str | Score, held: HeldOut) -> None:
-    """Raise RequestError if a metric for classes or probabilities gets other numbers."""
     lowest = {"log_loss": 0, "accuracy": 0, "auc": -1}.get(metric) if isinstance(metric, str) else None
     if lowest is None:
         return
@@ -441,7 +412,6 @@ def _check_range(sources: Sequence[Source], metric: str | Score, held: HeldOut) 
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #9f8ff06a
 def _methods(method: str, sources: Sequence[Source], metric: str | Score) -> list[str]:
-    """Return the methods to try. Raise RequestError if `method` does not support several outputs."""
     able = list(METHODS)
     if len(sources[0].outputs) > 1:
         able = ["greedy", "non_negative"] if isinstance(metric, str) else ["greedy"]  # weights from 0 with sum 1
@@ -467,22 +437,20 @@ def _blended_tests(sources: Sequence[Source], best: Fitted, shares: str) -> dict
     return {**blended, first: as_shares(blended[first], shares)}
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #4ca9a753
+def _placed(values: np.ndarray, rows: np.ndarray, like: np.ndarray) -> np.ndarray:
+    whole = np.full(like.shape, np.nan)
+    whole[rows] = values
+    return whole
+
+
 def _nested_values(sources: Sequence[Source], held: HeldOut, best: Fitted, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the nested blend of the training samples by name, NaN outside of `rows`."""
-    flat = len(sources[0].outputs) > 1 and held.x[0].shape[1:] != sources[0].values.shape[1:]
-    given = _by_name(held.nested(best.without), sources[0].outputs) if flat else {}
-    made = dict[str, np.ndarray]()
-    for place, (name, like) in enumerate(sources[0].outputs.items()):
-        if name not in given:
-            x = np.stack([s.outputs[name][rows] for s in sources])
-            given[name] = (
-                held.nested(best.without)
-                if place == 0
-                else HeldOut(x, np.zeros(x.shape[1:]), held.fold).nested(best.without)
-            )
-        made[name] = np.full(like.shape, np.nan)
-        made[name][rows] = given[name]
-    return made
+    outputs, nested = sources[0].outputs, held.nested(best.without)
+    flat = len(outputs) > 1 and held.x[0].shape[1:] != sources[0].values.shape[1:]
+    given = _by_name(nested, outputs) if flat else {next(iter(outputs)): nested}
+    for name in outputs.keys() - given.keys():
+        x = np.stack([s.outputs[name][rows] for s in sources])
+        given[name] = HeldOut(x, np.zeros(x.shape[1:]), held.fold).nested(best.without)
+    return {name: _placed(given[name], rows, like) for name, like in outputs.items()}
 
 
 def _unpacked(outputs: dict[str, np.ndarray] | None) -> Any:
@@ -490,10 +458,7 @@ def _unpacked(outputs: dict[str, np.ndarray] | None) -> Any:
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #84a1578d
 def _begin_table(sources: Sequence[Source], task: Any, predict: str | Path) -> MeanSubmission:
-    """Write the plain mean of the test predictions, before weights are learned.
-
-    Raise RequestError if there are no test predictions, there is no task, or the table cannot be written.
-    """
+    """Write the plain mean of the test predictions, before weights are learned."""
     tests = [source.test for source in sources if source.test is not None]
     if len(tests) < len(sources) or task is None:
         missing = "task=…, which writes the table" if task is None else "test predictions of all models"
@@ -522,20 +487,12 @@ def _scores_of(held: HeldOut, metric: str | Score) -> tuple[float, ...]:
 
 
 def _best_of(candidates: dict[str, Fitted], direction: str, metric: str) -> Fitted:
-    """Return the candidate with the best nested score. Raise RequestError if none is finite."""
     known = [fitted for fitted in candidates.values() if math.isfinite(fitted.score)]
     if not known:
         raise RequestError(f"{metric} of the blend is not finite. Choose another metric.")
     return (max if direction == "max" else min)(known, key=lambda fitted: fitted.score)
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #d056468e
-def _placed(values: np.ndarray, rows: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Place `values` at `rows` of an array like `like`, NaN elsewhere."""
-    whole = np.full(like.shape, np.nan)
-    whole[rows] = values
-    return whole
-
-
 def _learned(
     sources: Sequence[Source], metric: str | Score, direction: str, name: str, methods: Sequence[str]
 ) -> Blend:
@@ -574,16 +531,14 @@ def blend(
     """Learn the weights of several cross-validations, and blend their test predictions.
 
     Args:
-        *given: Two or more results of `cross_validate` with the same folds, or their folders; one by one or as
-            a list.
+        *given: Two or more results of `cross_validate` with the same folds, or their folders, also as a list.
         method: "greedy", "non_negative", "ridge", or "auto" for the best nested score (default "auto").
-        metric: "rmse", "mse", "mae", "log_loss", "accuracy", "auc", or a function of predictions and targets
-            (default:
+        metric: "rmse", "mse", "mae", "log_loss", "accuracy", "auc", or a function of predictions and targets (default:
             accuracy for classes, else rmse).
         mode: "min" or "max", for a metric function.
-        task: Task object or name that writes the table of `predict`.
+        task: Task object or name that writes `predict`.
         predict: CSV file for the blended test predictions; holds the plain mean until the weights are learned.
-        trust: Permit cross-validations that were made elsewhere (default False).
+        trust: Permit cross-validations made elsewhere (default False).
 
     Returns:
         The weights, the scores, and the blended predictions.

@@ -17,12 +17,11 @@ from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #58b99521
 def are_classes(p: np.ndarray, y: np.ndarray) -> bool:
-    """Check whether `p` are scores of classes with the targets `y` [samples]."""
+    """Check whether `p` are class scores for the targets `y` [samples]."""
     return p.ndim == 2 and p.shape[1] > 1 and y.ndim == 1
 
 
 def _aligned(p: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the targets in the shape of the predictions, classes one-hot."""
     return np.eye(p.shape[1])[y.astype(np.int64)] if are_classes(p, y) else y.reshape(p.shape)
 
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #72f06857
@@ -42,9 +41,7 @@ def _log_loss(p: np.ndarray, y: np.ndarray) -> float:
 
 
 def _auc(p: np.ndarray, y: np.ndarray) -> float:
-    """Return the area under the ROC curve: the share of ordered pairs of a positive and a negative sample; ties
-    count half.
-    """
+    """Return the area under the ROC curve; ties count half."""
     from scipy.stats import rankdata
 
     p = p[:, 1] if p.ndim == 2 and p.shape[1] == 2 else p
@@ -72,7 +69,7 @@ QUADRATIC = ("mse", "rmse")  # scores with weights computed from sums of product
 
 
 def score_named(name: str) -> tuple[Score, str]:
-    """Return the score called `name` and its direction, "min" or "max". Raise RequestError for an unknown name."""
+    """Return the score `name` and its direction, "min" or "max". Raise RequestError if unknown."""
     if name not in SCORES:
         raise RequestError(f"Unknown score {name!r}. Available: {', '.join(SCORES)}.{did_you_mean(name, SCORES)}")
     return SCORES[name]
@@ -80,7 +77,7 @@ def score_named(name: str) -> tuple[Score, str]:
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #b319d435
 @dataclass(frozen=True)
 class Products:
-    """Sums over the samples of a fold: products of predictions, products with the target, squared targets."""
+    """Sums over the samples of a fold."""
 
     xx: np.ndarray  # [models, models]
     xy: np.ndarray  # [models]
@@ -99,9 +96,7 @@ _BLOCK = 2**16  # rows converted to double precision at a time
 
 
 def products_of(x: np.ndarray, y: np.ndarray, shift: np.ndarray | float = 0.0) -> Products:
-    """Return the sums of predictions `x [models, numbers]` and targets `y [numbers]`, minus `shift` (a number or
-    [numbers]).
-    """
+    """Return the sums of predictions `x [models, numbers]` and targets `y [numbers]`, both minus `shift`."""
     xx, xy, yy, shift = np.zeros((len(x), len(x))), np.zeros(len(x)), 0.0, np.broadcast_to(shift, y.shape)
     for first in range(0, x.shape[1], _BLOCK):
         block = slice(first, first + _BLOCK)
@@ -160,7 +155,7 @@ def _ridge(part: Products, strength: float) -> np.ndarray:
 
 
 def ridge(parts: Sequence[Products]) -> np.ndarray:
-    """Return weights [models] by ridge regression, with the strength that has the least error on left-out folds."""
+    """Return weights [models] by ridge regression, with the best strength on left-out folds."""
     if len(parts) < 2:
         return _ridge(parts[0], 1e-2)
     without = [
@@ -192,7 +187,7 @@ def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rou
         y: Targets [samples, …].
         score: Function of predictions and targets.
         sign: 1.0 to maximize the score, -1.0 to minimize it.
-        rounds: Maximum number of additions (default 30).
+        rounds: Maximum number of additions.
     """
     step = max(1, len(y) // _SAMPLES)
     x, y = x[:, ::step], y[::step]
@@ -227,9 +222,7 @@ _LEAST = 1e-7
 
 
 def as_shares(p: np.ndarray, shares: str) -> np.ndarray:
-    """Return `p` as probabilities: rows with sum 1 ("rows"), single numbers in [0, 1] ("each"), or unchanged
-    ("").
-    """
+    """Return `p` as probabilities: rows with sum 1 ("rows"), numbers in [0, 1] ("each"), or unchanged ("")."""
     if not shares:
         return p
     clipped = np.clip(p.astype(np.float64), _LEAST, 1 - _LEAST)
@@ -237,10 +230,9 @@ def as_shares(p: np.ndarray, shares: str) -> np.ndarray:
 
 
 def shares_of(x: np.ndarray, y: np.ndarray, metric: object = None) -> str:
-    """Return the kind of probabilities in `x [models, samples, …]` with targets `y`: "rows", "each", or "" for
-    none.
+    """Return the kind of probabilities in `x [models, samples, …]` for `y`: "rows", "each", or "" for none.
 
-    The metric "log_loss" always implies probabilities (default None: unknown).
+    The `metric` "log_loss" implies probabilities.
     """
     classes = are_classes(x[0], y)
     sums_to_one = x.ndim > 2 and x.shape[-1] > 1 and bool(np.allclose(x.sum(axis=-1), 1, atol=1e-3))
@@ -270,12 +262,12 @@ class HeldOut:
 
     @functools.cached_property
     def shift(self) -> np.ndarray:
-        """Return the mean target […], subtracted before summing products to keep precision."""
+        """Return the mean target […], subtracted before sums of products for precision."""
         return self.y.mean(0, np.float64) if self.x.shape[1:] == self.y.shape else np.zeros(self.x.shape[2:])
 
     @functools.cached_property
     def products(self) -> dict[int, Products]:
-        """Return the sums of each fold, read once, block by block."""
+        """Return the sums of each fold."""
         return _products_by_fold(self)
 
     def blended(self, weights: np.ndarray) -> np.ndarray:
@@ -297,7 +289,7 @@ class HeldOut:
 # %% ../../nbs/80_tuning/03_blend_weights.ipynb #cebe17d7
 @dataclass(frozen=True)
 class Fitted:
-    """Weights found by a method, with the nested score."""
+    """Weights of a method, with the nested score."""
 
     method: str
     weights: np.ndarray  # [models], from all folds
@@ -323,8 +315,8 @@ def fit_weights(held: HeldOut, method: str, metric: str | Score, mode: str) -> F
 
     Args:
         held: Out-of-fold predictions.
-        method: Name of a method in `METHODS`.
-        metric: Name of a score in `SCORES`, or a function of predictions and targets.
+        method: A name in `METHODS`.
+        metric: A name in `SCORES`, or a function of predictions and targets.
         mode: "min" or "max".
 
     Raises:

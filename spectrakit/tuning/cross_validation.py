@@ -30,7 +30,7 @@ import numpy as np
 from ..api.actions import check_on_error, check_test_prediction, raises_failure, writes_through
 from ..api.actions import predict as predict_with
 from ..api.run import Run, list_runs, task_of
-from ..config.compose import compose, override, takes_words
+from ..config.compose import asked_settings, takes_words
 from ..config.schema import Config
 from ..data.folds import Folds, read_folds
 from ..distributed.hang_detector import stop_file
@@ -51,7 +51,7 @@ from ..system.errors import RequestError
 from ..system.files import checked_path, is_inside, read_mapping, write_atomic
 from ..system.platforms.detect import detect
 from ..system.signals import hears_hang_up, interrupt_says, interrupts, stop_key
-from ..system.tables import html_table
+from ..system.tables import html_table, matrix_text
 from ..task.task import provides
 from .parallel_runs import ManyRuns, Places, at_place, place_threads, plan_places
 from spectrakit.tuning.trial import (
@@ -72,24 +72,24 @@ from ..watchdog.time_budget import NoTimeLeft, short_time
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #1d564280
 @dataclass(frozen=True)
 class CrossValidation:
-    """Result of a cross-validation. Values are taken at the best evaluation of each fold.
+    """Result of a cross-validation, with values at the best evaluation of each fold.
 
     Attributes:
-        path: Folder of the cross-validation.
+        path: Its folder.
         status: "completed", "out_of_time", "interrupted" or "failed".
         metric: Name of the monitored metric.
-        trials: One result per run, ordered by fold, then by seed.
-        folds: Division of the samples; None if the task divides its samples itself without `fold_rows`.
-        score: Metric over all held-out samples, predicted by the mean over seeds and repeats; None if unknown.
-        values: Out-of-fold predictions [samples, …] in the order of the training samples, NaN for samples never held
-            out; a dict of arrays if `predict` returns a mapping.
+        trials: A result per run, by fold, then by seed.
+        folds: Division of the samples; None if the task divides them without `fold_rows`.
+        score: Metric over all held-out samples, predicted by the mean over seeds and repeats.
+        values: Out-of-fold predictions [samples, …] in training order, NaN where missing; a dict if `predict` returns
+            one.
         targets: Targets [samples, …] in the same order.
-        test: Test predictions by name, averaged over folds; empty without test data.
+        test: Test predictions by name, averaged over folds.
         single_scores: Score of each seed of each repeat, if there are several.
         score_missing: Reason for a missing score.
-        ids: Sample ids by name, if the batches have named ids.
-        test_missing: Test outputs that cannot be averaged, such as lists of boxes, with the reason.
-        trusted: Whether a blend may use folds that were made elsewhere.
+        ids: Sample ids by name.
+        test_missing: Test outputs without a mean, such as lists of boxes, and why.
+        trusted: Whether a blend may use folds made elsewhere.
     """
 
     path: Path
@@ -114,7 +114,7 @@ class CrossValidation:
 
     @property
     def mean(self) -> float:
-        """Return the mean of `scores`; NaN without scores."""
+        """Return the mean of `scores`; NaN without any."""
         return float(np.mean(self.scores)) if self.scores else math.nan
 
     @property
@@ -155,7 +155,7 @@ FOLDS, FACTS = DIVISION, "cv.json"
 
 
 def cv_facts(path: Path) -> dict[str, Any]:
-    """Return the content of cv.json in `path`; an empty dict if the file is missing or broken."""
+    """Return the content of cv.json in `path`; empty if missing or broken."""
     return read_mapping(path / FACTS, 2**24)
 
 
@@ -165,24 +165,24 @@ def run_name(run: Run) -> str:
 
 
 def kept_runs(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the "runs" entry of cv.json, without broken rows."""
+    """Return the "runs" of cv.json, without broken rows."""
     kept = facts.get("runs")
     return {k: v for k, v in kept.items() if isinstance(v, dict)} if isinstance(kept, dict) else {}
 
 
 def kept_seconds(kept: Mapping[str, dict[str, Any]], run: Run) -> float:
-    """Return the training time of `run` in seconds according to `kept_runs`, 0 if unknown."""
+    """Return the training seconds of `run` in `kept_runs`, 0 if unknown."""
     seconds = kept.get(run_name(run), {}).get("seconds", 0.0)
     return float(seconds) if isinstance(seconds, (int, float)) else 0.0
 
 
 def runs_facts(trials: Iterable[TrialResult]) -> dict[str, dict[str, Any]]:
-    """Return status, value and seconds of each trial, by name of its run."""
+    """Return status, value and seconds of each trial by run name."""
     return {run_name(t.run): {"status": t.status, "value": t.value, "seconds": t.seconds} for t in trials}
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #589f433a
 def summary_of(cv: CrossValidation) -> dict[str, Any]:
-    """Return the entries of cv.json that describe the result `cv`."""
+    """Return the entries of cv.json for the result `cv`."""
     names = ("status", "metric", "score", "score_missing", "single_scores", "scores", "test_missing")
     facts = {name: getattr(cv, name) for name in names}
     of_folds = {"mean": cv.mean if cv.scores else None, "std": cv.std if len(cv.scores) > 1 else None}
@@ -190,7 +190,6 @@ def summary_of(cv: CrossValidation) -> dict[str, Any]:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #5ce3011d
 def _never_held_out(cv: CrossValidation) -> int:
-    """Count samples that no fold holds out, such as the first ones of a time series split."""
     return 0 if cv.folds is None else int((cv.folds.held < 0).all(axis=0).sum())
 
 
@@ -239,9 +238,7 @@ def table_rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #35f2aaf2
 def _text(cv: CrossValidation) -> str:
     rows = table_rows(cv)
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-    lines = ["  ".join(f"{word:{width}}" for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{cv.path.name}: {cv.status}, {cv.metric or 'no metric'}", *lines])
+    return f"{cv.path.name}: {cv.status}, {cv.metric or 'no metric'}" + (f"\n{matrix_text(rows)}" if rows else "")
 
 
 def _html(cv: CrossValidation) -> str:
@@ -250,10 +247,9 @@ def _html(cv: CrossValidation) -> str:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #180f9a04
 def scatter(folds: Folds, parts: Mapping[int, dict[str, np.ndarray]], name: str) -> np.ndarray:
-    """Return column `name` of all folds in the order of the samples: mean over repeats, NaN for samples never held out.
+    """Return column `name` of all folds in sample order: mean over repeats, NaN for samples never held out.
 
-    `parts` has the arrays of each finished fold. Raise RequestError if a fold has a different number of rows than
-    `folds` holds out.
+    `parts` has the arrays by fold. Raise RequestError if a fold has other rows than `folds` holds out.
     """
     first = next(iter(parts.values()))[name]
     total = np.zeros((folds.samples, *first.shape[1:]), dtype=np.result_type(first.dtype, np.float32))
@@ -276,7 +272,7 @@ def _blank(dtype: np.dtype) -> Any:
 
 
 def _of_one_width(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Pad arrays [samples, …] to a common width. Raise RequestError if their numbers of dimensions differ."""
+    """Pad arrays [samples, …] to a common width."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) == 1:
         return list(arrays)
@@ -315,7 +311,7 @@ def _joined(folds: Folds | None, parts: Mapping[int, np.ndarray], has_mean: bool
 
 
 def _with_lengths(parts: Mapping[int, dict[str, Any]], lists: Iterable[str]) -> dict[int, dict[str, Any]]:
-    """Add the lengths of list columns to each fold if these lengths differ between folds."""
+    """Add the lengths of list columns if they differ between folds."""
     whole = {fold: dict(part) for fold, part in parts.items()}
     for name in lists:
         given = [part[name] for part in parts.values() if name in part]
@@ -327,7 +323,7 @@ def _with_lengths(parts: Mapping[int, dict[str, Any]], lists: Iterable[str]) -> 
 
 
 def _columns(folds: Folds | None, parts: Mapping[int, dict[str, Any]], lists: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return all columns of all folds in the order of the samples; `lists` names the columns without a mean."""
+    """Return all columns in sample order; `lists` names those without a mean."""
     parts = _with_lengths(parts, lists)
     first = next(iter(parts.values()), {})
     fixed = {*lists, *map(lengths_of, lists), *ids_in(first)}
@@ -339,7 +335,7 @@ def _columns(folds: Folds | None, parts: Mapping[int, dict[str, Any]], lists: It
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #29211d05
 def _as_tensors(values: Any, rows: np.ndarray) -> Any:
-    """Return `rows` of `values` in the form of an evaluation: a tensor or a mapping of tensors; texts stay arrays."""
+    """Return `rows` of `values` as tensors, as in an evaluation; texts stay arrays."""
     import torch
 
     if isinstance(values, Mapping):
@@ -375,7 +371,6 @@ def _mean_score(trials: Sequence[TrialResult], sizes: Sequence[int]) -> float | 
 
 
 def _score_by_task(metric: str, task: Any, joined: dict[str, Any]) -> float | None:
-    """Return `metric` from `metrics_all`; None if that does not have it. Raise RequestError if it is not finite."""
     if joined["targets"] is None or not provides(task, "metrics_all"):
         return None
     value = _metrics_of_all(task, joined["config"], joined).get(metric.removeprefix("val_"))
@@ -385,10 +380,6 @@ def _score_by_task(metric: str, task: Any, joined: dict[str, Any]) -> float | No
 
 
 def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: dict[str, Any]) -> float | None:
-    """Return the metric over all samples held out by single runs; None if unknown.
-
-    Raise RequestError if `metrics_all` fails or its value is not finite.
-    """
     if joined["predictions"] is None:
         return None
     score = _score_by_task(metric, task, joined)
@@ -396,9 +387,9 @@ def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: 
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #95320967
 def copied(path: Path, to: Path, trust: bool = False) -> Path:
-    """Copy a cross-validation from `path` to the folder `to`, without the checkpoints of finished folds.
+    """Copy a cross-validation to the folder `to`, without checkpoints of finished folds.
 
-    `trust` includes runs that were made elsewhere (default False).
+    `trust` includes runs made elsewhere.
     """
     for name in (SETTINGS, FOLDS, FACTS, GROUP_ORIGIN):
         if (path / name).is_file() and is_inside(path, path / name):
@@ -419,12 +410,12 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #ec98f213
 def folds_in_all(config: Config, itself: bool) -> int:
-    """Return the number of folds, including repeats; `itself` states whether the task divides its samples."""
+    """Return the number of folds with repeats; `itself` if the task divides its samples."""
     return config.folds.count * (1 if itself else config.folds.repeats)
 
 
 def folder_of(path: Path, fold: int, seed: int) -> Path:
-    """Return the folder of a run; `seed` counts the runs of the fold from 0."""
+    """Return the folder of the run of `fold` number `seed`, from 0."""
     return path / (f"fold-{fold}" if seed == 0 else f"fold-{fold}-seed-{seed}")
 
 
@@ -437,14 +428,14 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3d950c6b
 def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float | None) -> str:
-    """Return a sentence about the remaining folds: how many, how long, and whether they fit.
+    """Return a sentence about the remaining folds: number, time, and whether they fit.
 
     Args:
         total: Number of folds.
-        todo: Number of folds not trained yet.
+        todo: Number of folds left.
         each_s: Seconds per fold.
-        places: Folds trained at a time.
-        left_s: Seconds until the time limit; None without a limit.
+        places: Folds at a time.
+        left_s: Seconds left; None without a limit.
     """
     needed_s = math.ceil(todo / places) * each_s
     which = f"{total} folds" if todo == total else f"{todo} of {total} folds left"
@@ -456,7 +447,7 @@ def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float |
 
 
 def _with_time_left(config: Config, ends: float | None) -> Config:
-    """Set the time limit of a fold to the remaining time if limits count from the start of a run."""
+    """Limit a fold to the remaining time if limits count from the start of a run."""
     if ends is None or config.watchdog.since != "run":
         return config
     left = max(1, int(ends - time.monotonic()))
@@ -465,7 +456,7 @@ def _with_time_left(config: Config, ends: float | None) -> Config:
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #a6199fc3
 @dataclass
 class Folding:
-    """State of a cross-validation in progress. Runs are numbered fold by fold, seed by seed."""
+    """State of a cross-validation. Runs are numbered by fold, then by seed."""
 
     task: Any
     config: Config
@@ -505,7 +496,6 @@ class Folding:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #e055fe29
 def _piece(f: Folding, number: int, running: bool) -> Piece:
-    """Return run `number` for the strip."""
     name, made = f.folder(number).name.replace("-", " "), f.made.get(number)
     if made is None:
         return Piece(name, "running" if running else "")
@@ -513,7 +503,6 @@ def _piece(f: Folding, number: int, running: bool) -> Piece:
 
 
 def _draw(f: Folding, running: Sequence[int] = ()) -> None:
-    """Draw the strip of folds, with the curves of the first run among the numbers `running`."""
     if not f.view.shows:
         return
     pieces = [_piece(f, number, number in running) for number in range(f.total)]
@@ -522,13 +511,9 @@ def _draw(f: Folding, running: Sequence[int] = ()) -> None:
     f.view.draw(title, pieces, f.folder(running[0]) if running else None)
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #4bc13fd4
-def _known_run(f: Folding, number: int) -> Run | None:
-    return run_to_go_on_with(f.folder(number), f.trust)
-
-
 def _fits_in_time(f: Folding, number: int) -> bool:
-    """Check whether run `number` is done or can end in time; print a line otherwise."""
-    left_s, known = f.left_s, _known_run(f, number)
+    """Check whether run `number` is done or can end in time; otherwise say why."""
+    left_s, known = f.left_s, run_to_go_on_with(f.folder(number), f.trust)
     longest = max((trial.seconds for trial in f.made.values() if trial.seconds > 1), default=0.0)
     if left_s is None or longest <= left_s or (known is not None and known.status in DONE):
         return True
@@ -582,9 +567,7 @@ def _store(f: Folding, number: int, result: TrialResult) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #7a92f4f7
 def _store_or_stop(f: Folding, number: int, result_of_run: Callable[[], TrialResult]) -> None:
-    """Store the result of run `number`. If it found no time left, start no more runs; re-raise NoTimeLeft if no run was
-    trained and no submission is written.
-    """
+    """Store a result. Without time left, start no more runs; raise NoTimeLeft if nothing was made."""
     try:
         _store(f, number, result_of_run())
     except NoTimeLeft as late:
@@ -624,7 +607,6 @@ def _request_stop(f: Folding, numbers: Sequence[int]) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #1b587b98
 def _keep_facts(f: Folding, **facts: Any) -> None:
-    """Update cv.json."""
     f.known.update(facts, places=f.places.reason)
     if f.writes:
         write_atomic(f.path / FACTS, json.dumps(f.known, indent=1) + "\n")
@@ -638,7 +620,6 @@ def _fall_back(f: Folding) -> None:
 
 
 def _fill(f: Folding, threads: list[ThreadPoolExecutor], waiting: list[int], running: _Running) -> None:
-    """Start runs at free places."""
     if f.falls_back and f.fallback is not None:
         if running:
             return
@@ -655,7 +636,6 @@ def _fill(f: Folding, threads: list[ThreadPoolExecutor], waiting: list[int], run
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #14a6711a
 def _side_by_side(f: Folding) -> None:
-    """Train several runs at a time, until one fails, the time is over or the user interrupts."""
     waiting, running = list(range(f.total)), _Running()
     most = max(f.places.count, f.fallback.count if f.fallback else 0)
     with (
@@ -682,7 +662,7 @@ def _side_by_side(f: Folding) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #0a0fa0be
 def measured_s(folder: Path) -> float | None:
-    """Return the forecast duration in seconds of the newest run in `folder`; None without a forecast."""
+    """Return the forecast seconds of the newest run in `folder`, if any."""
     for run in list_runs(folder)[-1:] if folder.is_dir() else ():
         made = (event for event in newest_first(run.path, {"forecast"}) if event["type"] == "forecast")
         return next((float(event["total_s"]) for event in made), None)
@@ -741,7 +721,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trus
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #cfbd00d3
 def _train_folds(f: Folding) -> None:
-    """Train; an interrupt between two folds keeps the finished ones."""
+    """Train; an interrupt keeps finished folds."""
     if f.places.count > 1:
         f.say(f"{f.path.name}: {f.total} runs, {f.places.reason}")
     try:
@@ -757,10 +737,9 @@ def _train_folds(f: Folding) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #e27f7c1c
 def averaged(files: Mapping[int, Path], seeds: int, task: Any = None) -> dict[int, dict[str, np.ndarray]]:
-    """Return the mean predictions of each fold over its seeds (for labels, the majority), by fold.
+    """Return the mean predictions (for labels, the majority) of each fold over its `seeds`.
 
-    `files` is keyed by run number. A fold with fewer than `seeds` files is left out. `merge` of `task` joins the
-    arrays if it has one.
+    `files` is keyed by run number; incomplete folds are left out. `merge` of `task` joins the arrays if it exists.
     """
     groups = {fold: [files.get(fold * seeds + seed) for seed in range(seeds)] for fold in {n // seeds for n in files}}
     whole = {fold: [file for file in group if file is not None] for fold, group in sorted(groups.items())}
@@ -806,11 +785,9 @@ class _Scoring:
 
     @property
     def count(self) -> int:
-        """Return the number of folds of one repeat."""
         return len(self.trials) // self.seeds if self.folds is None else self.folds.count
 
     def facts(self, parts: Mapping[int, dict[str, np.ndarray]]) -> dict[str, Any]:
-        """Return the arguments of `_whole_score` for `parts`, by fold."""
         kinds = {name: values.dtype for name, values in next(iter(self.arrays.values())).items()}
         sizes = [len(next(iter(part.values()))) for part in parts.values()]
         columns = Predicted(_columns(self.folds, parts, self.lists))
@@ -848,7 +825,6 @@ def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
 
 
 def _rows_of(values: Any, rows: np.ndarray, like: Any) -> Any:
-    """Return `rows` in the type of `like`. Raise RequestError if a mean of integers is fractional."""
     if isinstance(values, Mapping):
         return {name: _rows_of(each, rows, like[name]) for name, each in values.items() if name in like}
     if like.dtype.kind in "iub" and values.dtype.kind == "f" and (values % 1 > 0).any():
@@ -879,16 +855,12 @@ def _scores(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #cde8e1a7
 def _score_without_views(task: Any, config: Config) -> bool:
-    """Check whether predictions are averaged over views, but the score is not."""
+    """Check whether predictions, but not the score, are averaged over views."""
     return config.data.average_views and provides(task, "views") and not provides(task, "metrics_all")
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3cf3d066
-def _files(f: Folding) -> dict[int, Path]:
-    return {n: trial.out_of_fold for n, trial in sorted(f.made.items()) if trial.out_of_fold is not None}
-
-
 def _held_out(f: Folding, folds: Folds | None, files: Mapping[int, Path], lists: frozenset[str]) -> tuple[dict, dict]:
-    """Return the predictions by fold, and all columns in the order of the samples, which are saved.
+    """Return the predictions by fold, and all columns in sample order, which are saved.
 
     Both are empty if the folds cannot be combined.
     """
@@ -906,7 +878,6 @@ def _held_out(f: Folding, folds: Folds | None, files: Mapping[int, Path], lists:
 
 
 def _kept_tests(f: Folding, trials: Sequence[TrialResult]) -> tuple[dict[str, Any], str]:
-    """Save and return the mean test predictions, with the reason for missing ones."""
     try:
         together = _mean_of_tests(f, trials)
     except Exception as error:
@@ -925,7 +896,8 @@ def _kept_tests(f: Folding, trials: Sequence[TrialResult]) -> tuple[dict[str, An
 def _gather(f: Folding, status: str) -> CrossValidation:
     path, seeds, made = f.path, f.config.folds.seeds, f.made
     trials = tuple(trial for _, trial in sorted(made.items()))
-    files, file = _files(f), path / FOLDS
+    files = {n: trial.out_of_fold for n, trial in sorted(made.items()) if trial.out_of_fold is not None}
+    file = path / FOLDS
     lists = frozenset(name for each in files.values() for name in array_facts(each).get("lists", ()))
     folds = read_folds(file) if file.is_file() else None
     metric = next((trial.metric for trial in trials if trial.metric), "")
@@ -958,7 +930,7 @@ def _gather(f: Folding, status: str) -> CrossValidation:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #29a6bcba
 def _finish_table(f: Folding) -> None:
-    """Predict with the first run's checkpoint if no run is done; then print the state of the submission."""
+    """Predict with the first run's checkpoint if no run is done; otherwise tell the state of the submission."""
     assert f.table is not None
     first = f.made.get(0)
     if not any(trial.done for trial in f.made.values()) and first is not None and first.checkpoint is not None:
@@ -971,11 +943,8 @@ def _finish_table(f: Folding) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3aecbd61
 def _compose_settings(task: Any, config: Config | str | None, overrides: Sequence[str], folds: int | None) -> Config:
-    words = [config, *overrides] if isinstance(config, str) else list(overrides)
-    if folds is not None:
-        words.append(f"folds.count={folds}")
-    composed = override(config, *words) if isinstance(config, Config) else compose(*words)
-    composed = with_task(composed, task, "cross_validate")
+    words = [*overrides, *([] if folds is None else [f"folds.count={folds}"])]
+    composed = with_task(asked_settings(config, words), task, "cross_validate")
     return replace(composed, run=replace(composed.run, dir=new_request(composed).config.run.dir))
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #7f11dc28
@@ -987,7 +956,6 @@ def _check_free(path: Path) -> None:
 def _open_and_lock(
     held: contextlib.ExitStack, config: Config, label: str, resume: str | Path | None, trust: bool
 ) -> Path:
-    """Open and lock the folder of the folds; `held` releases the lock."""
     place = new_request(config).place
     writes = place is None or place.rank == 0
     check = _check_free if writes else lambda folder: None
@@ -1011,14 +979,6 @@ def _trained(f: Folding) -> CrossValidation:
         _finish_table(f)
     return cv
 
-
-def _raised(cv: CrossValidation, on_error: str | None, predict: Any) -> CrossValidation:
-    """Return `cv`, or raise RunFailed if a fold failed and `on_error` asks for it."""
-    if cv.status == "failed" and raises_failure(on_error, detect().mode, predict):
-        for run in cv.runs:
-            run.raise_for_status()
-    return cv
-
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #b2885365
 @takes_words
 @writes_through("predict")
@@ -1037,13 +997,13 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
 
     Args:
         task: Task object, or a name such as "coffee". A task with an option `fold` divides its samples itself.
-        config: Settings, or the first override (default: `compose()`). `folds.kind` selects the kind of division.
+        config: Settings, or the first override (default: `compose()`). `folds.kind` selects the division.
         *overrides: Settings and profiles, such as "trainer.max_epochs=3".
         folds: Number of folds (default: `folds.count`, 5).
-        resume: "auto" or the folder of an unfinished cross-validation; finished folds are kept (default: start anew).
-        predict: CSV file for the mean test predictions; updated after each fold (default: none).
+        resume: "auto" or the folder of an unfinished cross-validation (default: start anew).
+        predict: CSV file for the mean test predictions, updated after each fold (default: none).
         show: Print a line per fold and a forecast of the time (default: True).
-        trust: Accept finished folds that were made elsewhere, such as in an attached output (default: False).
+        trust: Accept finished folds made elsewhere, such as in an attached output (default: False).
         on_error: "return" or "raise" if a fold fails (default: "raise" in a batch run without `predict`).
 
     Returns:
@@ -1051,7 +1011,7 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
 
     Raises:
         RequestError: If the task or a setting is invalid, before any training.
-        RunFailed: If a fold failed and `on_error` asks for it.
+        RunFailed: If a fold failed and `on_error` is "raise".
 
     Example:
         >>> cv = sk.cross_validate("digits", "trainer.max_epochs=3", folds=5)
@@ -1074,7 +1034,8 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
             if predict is not None and f.writes:
                 f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
         cv = _trained(f)
-    return _raised(cv, on_error, predict) if f.writes else cv
+    fails = f.writes and cv.status == "failed" and raises_failure(on_error, detect().mode, predict)
+    return cv.raise_for_status() if fails else cv
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #bed38d81
 def _opened_trial(folder: Path, kept: Mapping[str, dict[str, Any]]) -> TrialResult | None:
@@ -1100,10 +1061,9 @@ def _arrays_in(path: Path, name: str) -> dict[str, Any]:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #16cb64b1
 def open_cross_validation(path: Path | str, trust: bool = False) -> CrossValidation:
-    """Return the cross-validation in the folder `path`, also an unfinished one. Its code is not executed.
+    """Return the cross-validation in the folder `path`, even if unfinished. Its code is not executed.
 
-    `trust` permits a blend to use runs that were made elsewhere (default False). Raise RequestError if `path` is not a
-    cross-validation.
+    `trust` permits a blend to use runs made elsewhere. Raise RequestError if `path` is no cross-validation.
     """
     folder = checked_path(path, "The folder of a cross-validation")
     facts = cv_facts(folder)

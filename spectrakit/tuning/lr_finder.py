@@ -53,7 +53,7 @@ class Fall(NamedTuple):
 
 
 def measure_fall(points: list[Point], steps: int) -> Fall:
-    """Return the fall of `points` (at least MIN_LOSSES) of a sweep planned with `steps` rates."""
+    """Return the fall of `points` (at least MIN_LOSSES) in a sweep of `steps` rates."""
     first = [p.loss for p in points[: max(MIN_LOSSES, steps // 5)]]
     level = sum(first) / len(first)
     spread = math.sqrt(sum((x - level) ** 2 for x in first) / (len(first) - 1))
@@ -64,12 +64,12 @@ def measure_fall(points: list[Point], steps: int) -> Fall:
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #d965d6a9
 def half_way(averages: list[float], fall: Fall) -> int:
-    """Return the index of the first average in `averages` below the middle of `fall`."""
+    """Return the index of the first average below the middle of `fall`."""
     return next(i for i in range(MIN_LOSSES - 1, fall.lowest + 1) if averages[i] <= fall.level - fall.depth / 2)
 
 
 def steepest_place(averages: list[float], fall: Fall, steps: int) -> int:
-    """Return the index of the fastest decrease between a tenth of the fall and its end."""
+    """Return the index of the fastest decrease between a tenth of `fall` and its end."""
     half, around = half_way(averages, fall), max(1, steps // 20)
     start = max((i for i in range(half) if averages[i] > fall.level - fall.depth / 10), default=0)
 
@@ -91,7 +91,7 @@ class Valley:
 
 
 def find_valley(points: list[Point], steps: int) -> Valley | None:
-    """Return the fall of a sweep of `steps`; None if the losses do not fall by more than noise."""
+    """Return the fall of a sweep; None if the losses do not fall by more than noise."""
     if len(points) < MIN_LOSSES:
         return None
     fall, averages = measure_fall(points, steps), [p.smoothed for p in points]
@@ -109,7 +109,7 @@ def rounded(rate: float) -> float:
 
 
 def why_no_rate(points: list[Point], sweep: Sweep, why: str, reason: str) -> str:
-    """Return the reason why a sweep without a valley suggests no rate, and the next attempt.
+    """Return why a sweep without a valley suggests no rate, and the next attempt.
 
     Args:
         points: Measured points.
@@ -145,9 +145,9 @@ def why_no_rate(points: list[Point], sweep: Sweep, why: str, reason: str) -> str
 def interpret_sweep(
     points: list[Point], sweep: Sweep, why: str, reason: str
 ) -> tuple[float | None, Valley | None, str]:
-    """Return the suggested rate, its valley and a note; None, None and the reason if there is no suggestion.
+    """Return rate, valley and note; None, None and the reason without a suggestion.
 
-    `points`, `sweep`, `why` and `reason` are those of `why_no_rate`.
+    `points`, `sweep`, `why` and `reason` are as in `why_no_rate`.
     """
     valley = find_valley(points, sweep.steps) if why != "error" else None
     if valley is None:
@@ -165,8 +165,7 @@ def interpret_sweep(
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #cfbc4e77
 @dataclass(frozen=True)
 class FoundLr:
-    """Result of a range test. Rates are values of optimizer.lr, unless the task's own optimizer ignores that
-    setting.
+    """Result of a range test. Rates are values of optimizer.lr, unless the task's optimizer ignores it.
 
     Attributes:
         suggestion: Suggested learning rate, or None.
@@ -190,7 +189,7 @@ class FoundLr:
 
     @property
     def override(self) -> str | None:
-        """Return the override, such as "optimizer.lr=0.003"; None without a suggestion."""
+        """Return the override, such as "optimizer.lr=0.003", if there is a suggestion."""
         is_suggested = self.suggestion is not None and self.facts.get("follows", True)
         return f"optimizer.lr={self.suggestion:g}" if is_suggested else None
 
@@ -200,7 +199,7 @@ class FoundLr:
         return next_step(self)
 
     def plot(self) -> Picture:
-        """Return a picture of the losses over the learning rate, with the suggestion."""
+        """Return a picture of the losses over the learning rate."""
         return Picture(plot_sweep(self))
 
     def _repr_png_(self) -> bytes:
@@ -214,7 +213,7 @@ class FoundLr:
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #b4dbe443
 def next_step(found: FoundLr) -> str:
-    """Return the next step as a line; "" if there is none."""
+    """Return the next step as a line, or ""."""
     if found.suggestion is None:
         return "print(found.details) shows the traceback" if found.details else ""
     if found.override:
@@ -247,7 +246,7 @@ def _mark_suggestion(ax: Any, suggestion: float, points: tuple[Point, ...]) -> N
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #c225565c
 def plot_sweep(found: FoundLr) -> Any:
-    """Return a matplotlib Figure of losses (faint), their average (bold) and the suggestion."""
+    """Return a matplotlib Figure of losses, their average and the suggestion."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.4), dpi=110, facecolor="white", layout="constrained")
@@ -273,7 +272,7 @@ def plot_sweep(found: FoundLr) -> Any:
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #601a0901
 def headline(start: dict) -> str:
-    """Return a line on the planned range test from the `start` event of its log."""
+    """Return a line on the range test from the `start` event of its log."""
     ranks, precision = start["world_size"], start["mixed_precision"]
     return (
         f"{start['task']}: {start['total_steps']} optimizer steps of {start['effective_batch_size']} samples, "
@@ -284,14 +283,14 @@ def headline(start: dict) -> str:
 
 
 class _ProgressPrinter:
-    """Printer of the log in `folder`, with a line for a step every `every_s` seconds (default 10)."""
+    """Printer of a job's log, with a step every `every_s` seconds."""
 
     def __init__(self, folder: Path, out: Any, every_s: float = 10.0):
         self._reader, self._out, self._every_s = follow(folder), out, every_s
         self._printed_at, self._total_steps = time.monotonic(), "?"
 
     def update(self) -> None:
-        """Print new events. Errors are ignored: they must not end the test."""
+        """Print new events, without errors."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for event in self._reader.poll():
                 if line := self._line(event):
@@ -320,7 +319,7 @@ def _check_rate(name: str, value: Any) -> None:
 
 
 def checked_sweep(lowest: float, highest: float, steps: int) -> Sweep:
-    """Return the sweep from `lowest` to `highest` in `steps`. Raise RequestError if it is invalid."""
+    """Return the sweep from `lowest` to `highest`. Raise RequestError if it is invalid."""
     _check_rate("lowest", lowest)
     _check_rate("highest", highest)
     if highest < 10 * lowest:
@@ -335,7 +334,7 @@ def checked_sweep(lowest: float, highest: float, steps: int) -> Sweep:
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #819985fb
 def last_attempt(folder: Path) -> list[dict]:
-    """Return the events of the job in `folder` after its last `start`; all events without one."""
+    """Return the events of the job in `folder` from its last `start` on."""
     events = follow(folder).poll()
     return events[max((i for i, event in enumerate(events) if event["type"] == "start"), default=0) :]
 
@@ -348,7 +347,7 @@ def read_details(logs: Path) -> str:
 
 
 def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
-    """Return the result of the job in `folder`, planned as `sweep`, with the `outcome` of `launch`."""
+    """Return the result of the job in `folder` from its `sweep` and the `outcome` of `launch`."""
     events = last_attempt(folder)
     facts = {k: v for k, v in (last_event(events, "start") or {}).items() if k not in ("t", "type", "schema")}
     steps = [e for e in events if e["type"] == "step" and e.get("smoothed") is not None]
@@ -375,10 +374,7 @@ def find_lr(
     """Suggest a learning rate by a range test (Smith, 2015): optimizer steps with increasing rates.
 
     The suggestion is the rate at which half of the fall of the averaged loss is done, a more robust variant of
-    fast.ai's
-    `valley`. Processes, device, precision, accumulation, clipping and optimizer groups are those of `fit`. No
-    files are
-    left behind, and the task is not changed.
+    fast.ai's `valley`. All other conditions are those of `fit`. No files are left behind, and the task is not changed.
 
     Args:
         task: Task object, or a name such as "coffee".
@@ -390,8 +386,7 @@ def find_lr(
         show: Print the progress (default True).
 
     Returns:
-        The result. Its `suggestion` is None, with a `reason`, if the loss does not fall, is not finite, or
-        diverges at
+        The result. Its `suggestion` is None, with a `reason`, if the loss does not fall, is not finite, or diverges at
         once. A failed test has the `status` "failed".
 
     Raises:

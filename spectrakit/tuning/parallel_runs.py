@@ -32,7 +32,7 @@ class Places:
     """Places for parallel runs.
 
     Attributes:
-        devices: GPUs of each place, named as in CUDA_VISIBLE_DEVICES; empty without a GPU.
+        devices: GPUs of each place, as in CUDA_VISIBLE_DEVICES.
         world_size: Processes per run; None for the setting.
         threads: CPU threads per process; None for the setting.
         reason: Explanation of the choice.
@@ -45,12 +45,12 @@ class Places:
 
     @property
     def count(self) -> int:
-        """Return the number of runs at a time."""
+        """Return the number of parallel runs."""
         return len(self.devices)
 
 
 def visible_gpus(platform: Platform, environ: Mapping[str, str]) -> list[str]:
-    """Return the visible GPUs of `platform`, named as in CUDA_VISIBLE_DEVICES of `environ`."""
+    """Return the GPUs of `platform` that CUDA_VISIBLE_DEVICES of `environ` shows."""
     exported = environ.get("CUDA_VISIBLE_DEVICES")
     if exported is not None:
         return [name.strip() for name in exported.split(",") if name.strip()][: len(platform.gpus)]
@@ -88,12 +88,12 @@ def places_for(
     Args:
         config: Settings common to all runs.
         platform: The machine.
-        parallel: Number of runs at a time (default "auto": one per GPU, or per `world_size` GPUs).
-        key: Name of the setting of `parallel`, for error messages (default "search.parallel").
-        environ: Environment variables (default: those of this process).
+        parallel: Number of runs at a time; "auto" for one per `world_size` GPUs.
+        key: Setting of `parallel`, for messages.
+        environ: Environment variables.
 
     Raises:
-        RequestError: If `parallel` needs processes, but launch.mode=inline has none.
+        RequestError: If launch.mode=inline excludes `parallel` runs.
     """
     d = config.distributed
     gpus = [] if config.trainer.accelerator == "cpu" or d.enabled is False else visible_gpus(platform, environ)
@@ -118,7 +118,7 @@ def is_open(config: Config) -> bool:
 
 
 def at_place(config: Config, places: Places, number: int) -> Config:
-    """Return the settings of a run at place `number` of `places`."""
+    """Return the settings of a run at place `number`."""
     devices, launch = places.devices[number], config.launch
     if places.world_size is not None:
         shared = shared_by(config, places.world_size)
@@ -136,9 +136,9 @@ def at_place(config: Config, places: Places, number: int) -> Config:
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #695f6463
 @contextlib.contextmanager
 def place_threads(count: int, interrupted: list[int] | None = None) -> Iterator[list[ThreadPoolExecutor]]:
-    """Yield a thread for each of `count` places, and stop their warm workers at the end.
+    """Yield a thread for each of `count` places; stop their warm workers at the end.
 
-    `interrupted` is a list to which a signal handler appends; all runs stop then (default: none).
+    A signal handler that appends to `interrupted` stops all runs.
     """
     names, heard = [f"place-{number}" for number in range(count)], ([] if interrupted is None else interrupted,)
     threads = [ThreadPoolExecutor(1, name, initializer=hear, initargs=heard) for name in names]
@@ -157,10 +157,7 @@ SHORT_S = 120.0  # seconds; in a shorter run, starting several processes costs t
 
 @dataclass(frozen=True)
 class ProcessChoice:
-    """Number of processes per run.
-
-    `alone_s` and `together_s` are the seconds of a run on one GPU and on all; None if not measured.
-    """
+    """Number of processes per run, with the measured seconds of a run on one GPU and on all."""
 
     world_size: int
     reason: str
@@ -169,11 +166,11 @@ class ProcessChoice:
 
 
 def choose_processes(alone: float | str, together: float | str, gpus: int, runs: int | None = None) -> ProcessChoice:
-    """Return the number of processes per run on `gpus` GPUs.
+    """Return the number of processes per run.
 
     Args:
         alone: Seconds of a run on one GPU, or the reason why it was not measured.
-        together: Seconds of a run on all GPUs, or that reason.
+        together: The same on all GPUs.
         gpus: Number of GPUs.
         runs: Total number of runs (default: many).
     """
@@ -192,7 +189,7 @@ def choose_processes(alone: float | str, together: float | str, gpus: int, runs:
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #f90ba35a
 def _run_s(task: Any, config: Config, places: Places, wanted: int) -> float | str:
-    """Return the seconds of a run at the first place, or the reason why they are unknown."""
+    """Return the seconds of a run at the first place, or why they are unknown."""
     try:
         measurement = measure_request(task, new_request(at_place(config, places, 0)))
     except RequestError as error:
@@ -210,7 +207,7 @@ def compare_processes(
     runs: int | None = None,
     short_s: float = SHORT_S,
 ) -> ProcessChoice:
-    """Measure a run on one GPU and on all together, with the same samples per step, and choose.
+    """Measure a run on one GPU and on all, with the same samples per step, and choose.
 
     Args:
         task: Task to train.
@@ -218,7 +215,7 @@ def compare_processes(
         gpus: GPU names as in CUDA_VISIBLE_DEVICES; empty strings are CPU processes.
         cores: CPU cores of the machine.
         runs: Total number of runs (default: many).
-        short_s: Seconds below which only one GPU is measured (default 120).
+        short_s: Seconds below which only one GPU is measured.
     """
     count, devices = len(gpus), tuple(gpu for gpu in gpus if gpu)
     if shared_by(config, count) is None:
@@ -239,10 +236,10 @@ class ManyRuns:
 
     Attributes:
         config: Settings of a run.
-        parallel: Value of the setting search.parallel or folds.parallel.
-        calibrate: Value of the setting search.calibrate or folds.calibrate.
+        parallel: Value of search.parallel or folds.parallel.
+        calibrate: Value of search.calibrate or folds.calibrate.
         block: "search" or "folds".
-        runs: Total number of runs; None for many.
+        runs: Total number; None for many.
     """
 
     config: Config
@@ -254,7 +251,7 @@ class ManyRuns:
 
 @dataclass(frozen=True)
 class PlacePlan:
-    """Places for runs, with a fallback if several processes fail to start, and the measured choice."""
+    """Places for runs, a fallback if several processes fail to start, and the measured choice."""
 
     places: Places
     fallback: Places | None = None
@@ -262,7 +259,7 @@ class PlacePlan:
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #f9937d97
 def worth_measuring(many: ManyRuns, places: Places, left_s: float | None) -> bool:
-    """Check whether to compare one GPU per run with all GPUs together."""
+    """Check whether to compare one GPU per run with all GPUs together; `left_s` is the time left."""
     asked = many.calibrate
     if places.world_size != 1 or len(set(places.devices)) < 2 or not is_open(many.config):
         return False
@@ -290,8 +287,7 @@ def plan_places(
         task: Task to train.
         request: Resolved request.
         many: Runs to be trained.
-        known: Facts of an earlier session: `processes` (choice), `fallback` (reason why several processes
-            failed).
+        known: Facts of an earlier session: `processes` (choice), `fallback` (why several processes failed).
         left_s: Seconds left; None without a limit.
         say: Function that prints a line.
     """

@@ -60,11 +60,11 @@ class TrialResult:
     Attributes:
         status: Final status of the run, or "pruned".
         metric: Name of the monitored metric.
-        value: Its value at the best evaluation; None without one.
+        value: Its value at the best evaluation.
         seconds: Duration in this session.
         run: The run.
         checkpoint: Best checkpoint.
-        out_of_fold: File of the predictions of held-out samples.
+        out_of_fold: File of the out-of-fold predictions.
         world_size: Number of training processes.
         fallback: Reason for fewer processes than requested.
         weight: Divisor of `value`, if it is not the number of samples.
@@ -89,7 +89,7 @@ class TrialResult:
 # %% ../../nbs/80_tuning/01_trial.ipynb #0944707b
 @dataclass
 class TrialLog:
-    """Reader of the evaluations of one trial while it trains."""
+    """Reader of the evaluations of a running trial."""
 
     folder: Path  # of the trial; the run's folder is in it
     monitor: str = ""
@@ -122,9 +122,9 @@ class TrialLog:
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #dab08643
 def run_to_go_on_with(folder: Path, trust: bool = False) -> Run | None:
-    """Return the finished run in `folder`, else the newest one with a valid checkpoint, else None.
+    """Return the finished run in `folder`, else the newest with a valid checkpoint, else None.
 
-    `trust` permits a run that was made elsewhere (default False).
+    `trust` permits runs made elsewhere.
     """
     runs = list_runs(folder) if folder.is_dir() else []
     runs = [run for run in runs if trust or not is_foreign(run.path)]
@@ -144,7 +144,7 @@ def _is_broken(file: Path) -> bool:
 
 
 def _predict_held_out(task: Any, run: Run, config: Config, trust: bool) -> tuple[Path | None, str]:
-    """Predict the held-out samples unless done; return the file (None if impossible) and the status."""
+    """Predict the held-out samples unless done; return the file, if any, and the status."""
     file = run.path / "out_of_fold.npz"
     wanted = [file, *([run.path / "train.npz"] if config.folds.predict_train else [])]
     for spoiled in filter(_is_broken, wanted):
@@ -188,11 +188,9 @@ class Handle(Protocol):
 # %% ../../nbs/80_tuning/01_trial.ipynb #6e8c8dc2
 @contextlib.contextmanager
 def _reported(log: TrialLog, handle: Handle, every_s: float = 0.1) -> Iterator[list[int]]:
-    """Report each evaluation in `log` to `handle` within this block, and stop the run on its request.
+    """Report each evaluation to `handle`, and stop the run on its request.
 
-    Yield a list that gets the number of the evaluation at which the run was stopped. Errors of `handle` are
-    raised at the
-    end.
+    Yield a list that gets the number of the evaluation that stopped the run. Errors of `handle` are raised at the end.
     """
     over, ended, errors = threading.Event(), list[int](), list[Exception]()
 
@@ -228,7 +226,6 @@ def _reported(log: TrialLog, handle: Handle, every_s: float = 0.1) -> Iterator[l
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #25de3cf4
 def _reported_to(log: TrialLog, handle: Handle | None) -> contextlib.AbstractContextManager[list[int]]:
-    """Report to `handle`, if there is one. Raise RequestError if it has no report and should_prune."""
     if handle is None:
         return contextlib.nullcontext([])
     if not isinstance(handle, Handle):
@@ -246,7 +243,7 @@ def _task_or_named(task: Any, config: Config) -> Any:
 
 
 def holding_out(config: Config, fold: int, itself: bool) -> Config:
-    """Return the settings of a run that holds out `fold`; `itself` states whether the task divides its samples."""
+    """Return the settings of a run that holds out `fold`; `itself` if the task divides its samples."""
     if itself:
         return replace(config, task={**config.task, "fold": fold, "folds": config.folds.count})
     return replace(config, folds=replace(config.folds, fold=fold))
@@ -307,12 +304,11 @@ _FACTS = {"cv": "cv.json", "search": "study.json"}  # files with the final statu
 
 
 def other_settings(before: Config, config: Config) -> list[str]:
-    """Return the names of settings that differ from `before` and affect the result."""
+    """Return the settings that differ from `before` and affect the result."""
     return [key for key in diff(before, config) if not is_free(key)]
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #0545e646
 def _unfinished_elsewhere(config: Config, what: str) -> Iterator[Path]:
-    """Yield unfinished folders of many runs in the mirror and in the inputs of the platform."""
     unread: list[Path] = []
     runs = [run for folder, depth in places(config)[1:] for run in find_runs(folder, depth, unread)]
     if unread:
@@ -338,15 +334,9 @@ def _check_readable(path: Path, word: str) -> None:
 
 
 def named_folder(config: Config, what: str, resume: str | Path) -> Path:
-    """Return the folder `resume`.
+    """Return the folder `resume` of kind `what`, "search" or "cv".
 
-    Args:
-        config: Settings common to all runs.
-        what: Suffix of the folder's name: "search" or "cv".
-        resume: The folder.
-
-    Raises:
-        RequestError: If the folder is not of this kind, or was started with other settings.
+    Raise RequestError if it is of another kind, or was started with settings other than `config`.
     """
     word = _WORDS.get(what, what)
     path = checked_path(resume, f"The {word} to continue")
@@ -368,7 +358,7 @@ def named_folder(config: Config, what: str, resume: str | Path) -> Path:
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #8c29f021
 def folders_like(config: Config, what: str) -> list[Path]:
-    """Return the folders that `auto` may continue, best first; `config` and `what` as for `named_folder`."""
+    """Return the folders that "auto" may continue, best first; arguments as in `named_folder`."""
     here = [file.parent for file in Path(config.run.dir).glob(f"*-{what}*/{SETTINGS}")]
     alike: dict[bool, list[Path]] = {True: [], False: []}  # by equality of the search space
     for folder in sorted([*_unfinished_elsewhere(config, what), *here], key=lambda folder: folder.name, reverse=True):
@@ -388,7 +378,6 @@ def leave_alone(folder: Path, error: RequestError) -> None:
 
 
 def _print_untrusted(folder: Path, trust: bool) -> None:
-    """Print which runs in `folder` are not reused because their origin is unproven."""
     for run in () if trust else foreign_members(folder):
         where = run.relative_to(folder)
         print(
@@ -421,9 +410,9 @@ class ManyFolders:
 
     Attributes:
         what: Suffix of their names: "search" or "cv".
-        copy: Function that copies the necessary files of a folder to a new one.
+        copy: Function that copies the necessary files to a new folder.
         check: Function that raises RequestError if a folder is broken.
-        trust: Whether to continue folders and runs that were made elsewhere (default False).
+        trust: Whether to continue folders and runs made elsewhere.
     """
 
     what: str
@@ -432,8 +421,9 @@ class ManyFolders:
     trust: bool = False
 
     def go_on(self, config: Config, label: str, found: Path) -> Path:
-        """Return the folder `found`, or a copy in `run.dir` if it lies elsewhere. Raise RequestError if it is broken
-        or untrusted.
+        """Return the folder `found`, or a copy in `run.dir` if it lies elsewhere.
+
+        Raise RequestError if it is broken or untrusted.
         """
         check_made_here([found], self.trust)
         try:
@@ -456,7 +446,7 @@ class ManyFolders:
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #dda3db0e
 def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | Path | None) -> Path:
-    """Return the folder of many runs: a new one, or one to continue.
+    """Return a new folder of many runs, or one to continue.
 
     Args:
         config: Settings common to all runs.
@@ -490,9 +480,7 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
 # %% ../../nbs/80_tuning/01_trial.ipynb #7ace3001
 @contextlib.contextmanager
 def staying(path: Path) -> Iterator[None]:
-    """Raise RequestError if the folder `path` is moved or deleted within this block, in place of the resulting
-    error.
-    """
+    """Explain errors within this block by RequestError if the folder `path` was moved or deleted."""
     with followed(path) as now:
         try:
             yield

@@ -20,7 +20,6 @@ import pickle
 import select
 import signal
 import sys
-import sysconfig
 import types
 import warnings
 from collections.abc import Callable
@@ -40,32 +39,17 @@ from spectrakit.launch.pickling.task_pickle import (
     special_modules,
     write_arrays,
 )
-from ...system.errors import RequestError
+from ...system.errors import RequestError, is_own, is_own_module
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #5475113e
-@functools.cache
-def _library() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders.append(os.path.dirname(sys.modules["spectrakit"].__file__ or ""))
-    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders if folder)
-
-
-@functools.cache
-def _is_own(file: str) -> bool:
-    path = os.path.abspath(file)
-    return not path.startswith(_library()) and not {"site-packages", "dist-packages"} & set(path.split(os.sep))
-
-
 def own_modules() -> dict[str, types.ModuleType]:
     """Return the user's imported modules by name, without `__main__`."""
-    found = {}
-    for name, module in sys.modules.copy().items():
-        if isinstance(module, types.ModuleType) and name != "__main__" and vars(module).get("__name__") == name:
-            file = vars(module).get("__file__")
-            if isinstance(file, str) and _is_own(file):
-                found[name] = module
-    return found
+    return {
+        name: module
+        for name, module in sys.modules.copy().items()
+        if isinstance(module, types.ModuleType) and name != "__main__" and vars(module).get("__name__") == name
+        if is_own_module(name)
+    }
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #363c95cc
 @dataclass(frozen=True)
@@ -116,7 +100,7 @@ def _same_origin(here: Any, sent: _Origin) -> bool:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #c0de0003
 def _origin(thing: Any, module: str, path: str) -> _Origin | None:
-    """Return the origin of `thing`, found as `path` in `module`; None if the module's file does not define it."""
+    """Return the origin of `thing`, found as `path` in `module`, if the module's file defines it."""
     inner = getattr(thing, "__func__", None) or getattr(thing, "fget", None) or thing
     where = getattr(inner, "__module__", None), getattr(inner, "__qualname__", None)
     functions = (types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
@@ -173,7 +157,7 @@ def _kept_by(function: Any) -> dict[str, Any]:
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #ca716d65
 @dataclass(frozen=True)
 class Unpicklable:
-    """Placeholder for an object that cannot be pickled: its type, a description, and the name and mode of a file."""
+    """Placeholder for an object that cannot be pickled."""
 
     kind: str
     text: str
@@ -216,10 +200,9 @@ def _cached(function: Any, parameters: dict) -> Any:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #c0de0004
 class _Strict(TaskPickler):
-    """Pickler that refuses open files; cloudpickle would copy the content of readable ones."""
+    """Pickler that refuses open files; cloudpickle would copy readable ones."""
 
     def reducer_override(self, thing: Any) -> Any:
-        """Return how to rebuild `thing`. A function that its module lacks is bound to the globals of that module."""
         if isinstance(thing, io.TextIOWrapper):
             raise TypeError("an open file")
         function = thing.function if isinstance(thing, _ByValue) else thing
@@ -253,19 +236,16 @@ _HOLDERS = (
 
 
 def _may_hold_notes(thing: Any) -> bool:
-    """Return whether parts of `thing` may be replaced; an object of a library's class is replaced as a whole."""
+    """Return whether parts of `thing` may be replaced; a library's object is replaced as a whole."""
     if isinstance(thing, _HOLDERS) or isinstance(getattr(thing, "__func__", thing), types.FunctionType):
         return True
-    kind = thing if isinstance(thing, type) else type(thing)
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (isinstance(file, str) and _is_own(file))
+    return is_own(thing if isinstance(thing, type) else type(thing))
 
 
 class _Trial(_Strict):
     """Pickler that collects the ids of visited objects in `seen`."""
 
     def persistent_id(self, thing: Any) -> tuple | None:
-        """Return the reference to a large array, as TaskPickler does."""
         self.seen.add(id(thing))
         return super().persistent_id(thing)
 
@@ -277,7 +257,7 @@ class _Trial(_Strict):
 class StatePickler(_Strict):
     """Pickler that replaces each unpicklable part by a placeholder and counts them in `notes`.
 
-    Args:
+    Attributes:
         file: Binary file to write to.
         mapped_from_bytes: Arrays of at least this many bytes go to files of their own.
         prefix: First letters of those files' names.
@@ -349,7 +329,7 @@ def _dumped(
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #4f3feb19
 def write_modules(folder: Path, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
-    """Write the state of the user's modules into a job's `folder`, if there are any. RequestError: disk full."""
+    """Write the state of the user's modules into a job's `folder`. Raise RequestError if the disk is full."""
     states, modules = {}, special_modules()
     for number, (name, module) in enumerate(own_modules().items()):
         places, prefix = places_of(module), f"module{number}"
@@ -383,7 +363,7 @@ def _same_members(here: Any, sent: Any, seen: set) -> bool:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #202d4134
 def _same_function(here: Any, sent: Any, seen: set) -> bool:
-    """Return whether code, defaults and closure are equal; functions of a module are compared by name."""
+    """Compare code, defaults and closure; functions of a module are compared by name."""
     if _found(here) or _found(sent):
         return _found(here) and _found(sent) and _name_of(here) == _name_of(sent)
     cells = [[cell.cell_contents for cell in f.__closure__ or () if cell != types.CellType()] for f in (here, sent)]
@@ -531,7 +511,6 @@ _CHANGING = {"append", "add", "update", "setdefault", "extend", "insert", "pop",
 
 
 def _written_by(module: types.ModuleType) -> set[str]:
-    """Return the names that functions of `module` assign or modify."""
     import dis
 
     holders = [_holder_at(module, place) for place in places_of(module)]
@@ -564,7 +543,6 @@ class _Change:
     sent: Any
 
     def named(self, module: str) -> str:
-        """Return the full dotted name."""
         return ".".join(part for part in (module, self.place, self.name) if part)
 
 
@@ -611,7 +589,7 @@ def _import_again(name: str, changes: list[_Change]) -> list[list[bool]]:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #c0de0006
 def _import_in_fork(name: str, changes: list[_Change], limit_s: float = 60.0) -> list[list[bool]]:
-    """Return the result of `_import_again` in a fork; without one, treat every change as made in the notebook."""
+    """Return `_import_again` in a fork; without one, treat every change as made in the notebook."""
     silent = [[False, True]] * len(changes)
     if not hasattr(os, "fork"):
         return silent
@@ -660,7 +638,6 @@ def carried() -> list[str]:
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #630e2f55
 def _can_handle(change: _Change, steady: bool) -> bool:
-    """Return whether to handle a change: False if it contains unpicklable parts and differs at each import."""
     return steady or _unpicklable_part(change.here, change.sent, "") is None
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #0561a654
@@ -688,7 +665,7 @@ _OF_NOTEBOOKS = ("IPython", "ipykernel", "ipywidgets", "tqdm")
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #c0de0005
 def _restored(module: types.ModuleType, change: _Change, file: str) -> Any:
-    """Return the notebook's class or function if the file now defines another. RequestError: impossible."""
+    """Return the notebook's class or function if the file now defines another."""
     sent, here = change.sent, vars(_holder_at(module, change.place)).get(change.name)
     if sent.value is not None:
         return sent.value
@@ -728,9 +705,9 @@ def _take_over(module: types.ModuleType, change: _Change, state: ModuleState) ->
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #bd13f824
 def apply_state(name: str, state: ModuleState, folder: Path) -> None:
-    """Bring the freshly imported module `name` to its `state` in the notebook.
+    """Bring the freshly imported module `name` to its `state` in the notebook; `folder` is the job's.
 
-    `folder` is the job's folder. Raises RequestError if a change cannot be applied.
+    Raise RequestError if a change cannot be applied.
     """
     module = sys.modules[name]
     try:
@@ -789,7 +766,6 @@ class _Finder:
             self.settle()
 
     def settle(self, *names: str) -> None:
-        """Restore the modules `names` and those imported meanwhile."""
         self._waiting += names
         while self._waiting and self.settles:
             name = self._waiting.pop(0)
@@ -808,7 +784,7 @@ def settle_module(name: str) -> None:
 def read_modules(folder: Path) -> None:
     """Install the import hook that restores each user module from the job's `folder`, and restore imported ones.
 
-    Raises RequestError if an imported module cannot be restored.
+    Raise RequestError if one cannot be restored.
     """
     file = folder / "modules.pkl"
     if not file.is_file():

@@ -36,7 +36,7 @@ MAPPED_FROM_BYTES = 64 * 2**20
 
 
 class TaskNotPicklable(RequestError):
-    """Error for a task that cannot be pickled; `may_fork` tells whether a forked process could still receive it."""
+    """Error for a task that cannot be pickled; `may_fork` tells whether a fork could still pass it."""
 
     def __init__(self, message: str, may_fork: bool = True):
         super().__init__(message)
@@ -68,13 +68,13 @@ class _MemoryBlock:
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #32f24184
 def _extent(array: Any) -> tuple[int, int]:
-    """Return (address, bytes) of the memory that an array spans, for any direction of its axes."""
+    """Return (address, bytes) of the memory that an array spans."""
     reach = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=False)]
     return array.ctypes.data + sum(r for r in reach if r < 0), array.itemsize + sum(map(abs, reach))
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #df3013b5
 def _mapped_file(array: Any) -> tuple[str, int] | None:
-    """Return (path, byte offset) of an array mapped read-only from a file; None for other arrays."""
+    """Return (path, byte offset) of an array mapped read-only from a file."""
     import mmap
 
     import numpy
@@ -118,7 +118,7 @@ class _LargeArrays:
         return source, (array.dtype, offset, array.shape, strides, array.flags.writeable)
 
     def storage(self, memory: Any) -> tuple | None:
-        """Return (location, None) of a torch storage; None if it stays in the pickle. TypeError: not in CPU memory."""
+        """Return (location, None) of a torch storage; None if it stays in the pickle."""
         if memory.device.type != "cpu":
             raise _OnDevice(f"a storage on {memory.device}")
         if memory.nbytes() and not memory.data_ptr():
@@ -128,7 +128,6 @@ class _LargeArrays:
         return self._source(memory.data_ptr(), memory.nbytes(), memory), None
 
     def _source(self, place: int, nbytes: int, owner: Any, gaps: bool = False) -> tuple:
-        """Return the file in the job's folder for this memory; one file per memory block."""
         key = place, nbytes, gaps
         if key not in self._sources:
             name = f"{self.prefix}-{len(self.blocks)}.npy"
@@ -149,18 +148,17 @@ def _on_accelerator(tensor: Any) -> bool:
 
 
 def _is_of_a_cell(thing: Any) -> bool:
-    """Return whether `thing` is a cell's function that carries the module name of a function it wraps."""
     return type(thing) is types.FunctionType and thing.__globals__.get("__name__") == "__main__" != thing.__module__
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #50da09b1
 def special_modules() -> dict[int, str]:
-    """Return the names of the imported modules of a special type, by their ids."""
+    """Return the names of the imported modules of a special type, by id."""
     plain, imported = (types.ModuleType, type(None)), reversed(sys.modules.copy().items())
     return {id(module): name for name, module in imported if type(module) not in plain}
 
 
 def _found_by_name(thing: Any, modules: dict[int, str]) -> tuple | None:
-    """Return how to import a module of a special type; None for other objects. `modules` maps ids to names."""
+    """Return how to import a module of a special type; None for other objects."""
     if type(thing) is not types.ModuleType and id(thing) in modules:  # torch.backends.cudnn, torch.ops
         return importlib.import_module, (modules[id(thing)],)
     if not isinstance(thing, types.ModuleType) or thing.__name__ in sys.modules:
@@ -173,10 +171,10 @@ def _found_by_name(thing: Any, modules: dict[int, str]) -> tuple | None:
 class TaskPickler(cloudpickle.Pickler):
     """Pickler of tasks.
 
-    Args:
+    Attributes:
         file: Binary file to write to.
         mapped_from_bytes: Arrays of at least this many bytes go to files of their own.
-        prefix: First letters of those files' names (default "array").
+        prefix: First letters of those files' names.
         modules: Result of `special_modules()` (default: as of now).
     """
 
@@ -227,7 +225,7 @@ class TaskUnpickler(pickle.Unpickler):
         self._things: dict[int, Any] = {}
 
     def load(self) -> Any:
-        """Return the task. Clears torch's list of sparse tensors to validate, which only `torch.load` would clear."""
+        """Return the task. Clear torch's list of sparse tensors to validate, which only `torch.load` would clear."""
         try:
             return super().load()
         finally:
@@ -258,7 +256,7 @@ def _rebuild(memory: Any, layout: Any) -> Any:
 
 
 def _storage(content: Any) -> Any:
-    """Return a torch storage: `bytes` are copied, a uint8 array is used without a copy."""
+    """Return a torch storage: `bytes` are copied, a uint8 array is not."""
     import torch
 
     if not len(content):
@@ -276,14 +274,13 @@ def _typed(storage: Any, dtype: Any) -> Any:
 
 
 def _wrapped(untyped: Any, dtype: Any) -> Any:
-    """Return a TypedStorage as `torch.load` makes it, which torch's rebuild functions expect."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #23a2fc06
 def _map(folder: Path, source: tuple) -> Any:
-    """Return the mapped bytes (uint8) at `source`. RequestError: the file is missing or was changed."""
+    """Return the mapped bytes (uint8) at `source`. Raise RequestError if the file is missing or was changed."""
     import numpy
 
     if len(source) == 1:
@@ -369,7 +366,6 @@ class _Discard:
     """File object that discards its input."""
 
     def write(self, data: Any) -> int:
-        """Return the length of `data`."""
         return len(data)
 
 
@@ -412,7 +408,7 @@ _LARGER = "Set the environment variable TMPDIR to a folder on a larger disk, or 
 
 
 def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> None:
-    """Write each block to a .npy file in `folder`; `name` is the task's name for errors. RequestError: disk full."""
+    """Write each block to a .npy file in `folder`. Raise RequestError, naming the task `name`, if the disk is full."""
     import numpy
 
     needed, free = sum(block.nbytes for block in blocks.values()), shutil.disk_usage(folder).free
@@ -436,10 +432,7 @@ def _is_full(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def full_disk_as_error(folder: Path, name: str) -> Iterator[None]:
-    """Raise a RequestError that names `folder` and TMPDIR if the disk becomes full in this block.
-
-    `name` describes the data in the message.
-    """
+    """Raise a RequestError that names `folder`, TMPDIR and the data `name` if the disk becomes full."""
     try:
         yield
     except OSError as error:
@@ -470,7 +463,7 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
         folder: Private folder of the job.
         task: Any object.
         name: Task name for error messages.
-        mapped_from_bytes: Size from which arrays get a file (default 64 MiB).
+        mapped_from_bytes: Size from which arrays get a file.
 
     Raises:
         TaskNotPicklable: A part of the task cannot be pickled.
@@ -491,7 +484,7 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
 def read_task(folder: Path, name: str) -> Any:
     """Return the task from task.pkl in `folder`.
 
-    Raises RequestError if the folder is not private or a module, file or class of the task `name` is missing.
+    Raise RequestError if the folder is not private or a module, file or class of the task `name` is missing.
     """
     check_private(folder)
     try:

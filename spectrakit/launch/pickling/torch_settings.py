@@ -67,7 +67,7 @@ def torch_settings() -> dict[str, Any]:
 
 # %% ../../../nbs/60_launch/00_pickling/02_torch_settings.ipynb #3c029de4
 def apply_torch_settings(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply the `wanted` settings that differ in this process, except the default device, and return them."""
+    """Apply the `wanted` settings that differ, except the default device, and return them."""
     if not wanted:
         return {}
     import torch

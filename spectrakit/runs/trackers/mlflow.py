@@ -71,8 +71,8 @@ def reset_store(server: str | None) -> None:
 class Store:
     """Destination of MLflow, and the `reason` for it.
 
-    `server` is the previous MLFLOW_TRACKING_URI or None; `artifacts` the artifact folder of a file store as URI, None
-    for a server.
+    `server` is the previous MLFLOW_TRACKING_URI or None; `artifacts` the URI of a file store's artifact folder, or
+    None.
     """
 
     server: str | None
@@ -115,7 +115,6 @@ def parent_run(mlflow: Any, project: str, store: Store, folder: Path) -> str:
 
 
 def _started(mlflow: Any, context: TrackerContext, store: Store, folder: Path) -> Any:
-    """Return Accelerate's tracker with an open run, below the search's parent run if there is one."""
     from accelerate.tracking import MLflowTracker
 
     project = context.config.tracking.project
@@ -137,7 +136,7 @@ class MLflow(Tracker):
         self._names: dict[str, str] = {}  # metric → name in MLflow
 
     def open(self, context: TrackerContext) -> None:
-        """Open an MLflow run under its previous id. Raise RuntimeError if the user has a run open in this process."""
+        """Open an MLflow run under its previous id. Raise RuntimeError if the user has one open."""
         mlflow = import_mlflow()
         folder = context.folder if context.group is None else context.group / "trackers" / "mlflow"
         # concurrent trials create one experiment and one parent

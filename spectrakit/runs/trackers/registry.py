@@ -38,7 +38,7 @@ def check_trackers(config: Config) -> list[str]:
 
 # %% ../../../nbs/30_runs/09_trackers/06_registry.ipynb #45f2fcd8
 def _open_again(tracker: Tracker, context: TrackerContext) -> str | None:
-    """Open a tracker under the run's id, or a new id if it is unknown there; return the error, or None."""
+    """Open a tracker under the run's id, or a new id if it is unknown there; return the error, if any."""
     known, file = context.run_id, context.folder / "run_id"
     error = attempt(_open, tracker, context)
     if error is None or known is None:
@@ -72,9 +72,9 @@ def start_trackers(
         config: Settings; `tracking.names` lists the trackers.
         run_dir: Folder of the run.
         report: Receives messages and failures, one sentence each.
-        is_main: Whether this is rank 0, the only rank with trackers. Default: True.
-        step: Optimizer step of a resume. Default: None, a new run.
-        facts: Numbers to write beside the settings, such as the effective batch. Default: none.
+        is_main: Whether this is rank 0, the only rank with trackers.
+        step: Optimizer step of a resume.
+        facts: Numbers to write beside the settings, such as the effective batch.
     """
     trackers = Trackers(report=report)
     for name in check_trackers(config) if is_main else []:
@@ -91,6 +91,5 @@ def start_trackers(
 
 
 def _folder_of(name: str, config: Config, run_dir: Path) -> Path:
-    """Return the folder of the tracker `name`."""
     elsewhere = config.tracking.tensorboard_dir if name == "tensorboard" else None
     return run_dir / "trackers" / name if elsewhere is None else Path(elsewhere).expanduser().resolve() / run_dir.name

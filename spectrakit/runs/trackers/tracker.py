@@ -27,7 +27,7 @@ _MOST_ID = 1000  # bytes of a tracker's run id
 
 @dataclass(frozen=True)
 class TrackerContext:
-    """Settings and folder for opening a tracker; `step` is the optimizer step of a resume, None for a new run."""
+    """Settings and folder for opening a tracker; `step` is the optimizer step of a resume, if any."""
 
     config: Config
     folder: Path  # the tracker's own, in the run's `trackers/`
@@ -90,7 +90,7 @@ class Tracker:
 
 # %% ../../../nbs/30_runs/09_trackers/00_tracker.ipynb #207df900
 def installed(package: str) -> bool:
-    """Check whether `package` is an importable package, and not a plain folder of that name."""
+    """Check whether `package` is importable, and not a plain folder of that name."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -115,7 +115,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 # %% ../../../nbs/30_runs/09_trackers/00_tracker.ipynb #825ff99d
 def attempt(call: Callable[..., Any], *args: Any) -> str | None:
-    """Call a function; return None, or its error as text. Warnings are hidden and Python's random state is restored."""
+    """Call a function; return its error as text, if any. Warnings are hidden and Python's random state is restored."""
     state = random.getstate()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a tracker must not change the run's printed output

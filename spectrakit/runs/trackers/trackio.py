@@ -20,7 +20,7 @@ _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")  # variables for remote 
 
 
 def trackio_place(config: Config, environ: Mapping[str, str], imported: bool) -> tuple[str | None, str]:
-    """Return trackio's folder, None for trackio's own choice, and the destination as text.
+    """Return trackio's folder, None for its own choice, and the destination as text.
 
     `imported` says whether trackio was imported before, which fixes its folder.
     """
@@ -79,5 +79,4 @@ class Trackio(Tracker):
 
 
 def _from_runs(folder: Path) -> str:
-    """Return the tracker's folder relative to the folder of runs."""
     return str(folder.relative_to(folder.parents[2]))

@@ -38,7 +38,7 @@ def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tup
 # %% ../../../nbs/30_runs/09_trackers/02_wandb.ipynb #c367244a
 @contextlib.contextmanager
 def key_in_environment(config: Config, platform: str, report: Callable[[str], Any] = print) -> Iterator[None]:
-    """Set WANDB_API_KEY from the platform's secrets during this block, if W&B is online and the variable is unset.
+    """Set WANDB_API_KEY from the platform's secrets during this block, if W&B is online without it.
 
     `report` receives a message if the key is missing; W&B may find one elsewhere, such as in .netrc.
     """
@@ -79,7 +79,7 @@ class WandB(Tracker):
     name, packages, config_again = "wandb", ("wandb",), True
 
     def open(self, context: TrackerContext) -> None:
-        """Open a W&B run under its previous id. Raise RuntimeError if the user has a run open in this process."""
+        """Open a W&B run under its previous id. Raise RuntimeError if the user has one open."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B's reports about itself
         import wandb
         from accelerate.tracking import WandBTracker

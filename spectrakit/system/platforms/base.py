@@ -19,12 +19,12 @@ from ..hardware import under_root
 class Probe:
     """Machine to recognise, real or faked.
 
-    Args:
-        environ: environment variables.
-        root: root of the file system.
-        shell: class of the running IPython shell with its module; '' outside IPython.
-        live: whether this is the machine of this process.
-        attended: whether a person can answer prompts of the notebook.
+    Attributes:
+        environ: Environment variables.
+        root: Root of the file system.
+        shell: Class of the IPython shell with its module, or ''.
+        live: Whether this is the machine of this process.
+        attended: Whether a person can answer prompts of the notebook.
     """
 
     environ: Mapping[str, str]
@@ -34,33 +34,33 @@ class Probe:
     attended: bool = True
 
     def variable(self, *names: str) -> str:
-        "Return 'NAME is set' for the first of these variables that is not empty, else ''."
+        """Return 'NAME is set' for the first of these variables with a value, else ''."""
         return next((f"{name} is set" for name in names if self.environ.get(name)), "")
 
     def file(self, *paths: str) -> str:
-        "Return 'PATH exists' for the first of these files that exists, else ''."
+        """Return 'PATH exists' for the first of these files that exists, else ''."""
         return next((f"{path} exists" for path in paths if os.path.exists(under_root(self.root, path))), "")
 
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #824e67fc
 def ipython_shell() -> object | None:
-    "Return the running IPython shell; None outside IPython. IPython is never imported."
+    """Return the running IPython shell, if any. IPython is never imported."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython() if get_ipython else None
 
 
 def shell_class() -> str:
-    "Return the class of the running IPython shell with its module; '' outside IPython."
+    """Return the class of the running IPython shell with its module, or ''."""
     shell = ipython_shell()
     return f"{type(shell).__module__}.{type(shell).__qualname__}" if shell is not None else ""
 
 
 def is_attended(kernel: object | None) -> bool:
-    "Check whether a person can answer prompts of the notebook of `kernel` (None: no kernel)."
+    """Check whether a person can answer prompts of the notebook of `kernel`, if any."""
     return getattr(kernel, "_allow_stdin", True) is not False
 
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #83182333
 def shell_or_script(probe: Probe) -> str:
-    "Return the mode of a session: interactive or batch (not attended) in an IPython shell, else script."
+    """Return the mode of a session: interactive or batch (not attended) in an IPython shell, else script."""
     if not probe.shell:
         return "script"
     return "interactive" if probe.attended else "batch"
@@ -75,21 +75,21 @@ def no_profile(gpus: int) -> tuple[str, str] | None:
 class PlatformKind:
     """Description of one platform. Times are in seconds.
 
-    Args:
-        recognise: returns the sign by which a `Probe` is this platform, in words, or ''.
-        flavour, name: as in `Platform`.
-        env: profile of the group env/.
-        mode: returns the kind of session of a `Probe`.
-        limit_s, limit_source: usual longest session, and its source; None if unknown.
-        hidden_limit: sentence about a limit of the host that no process can read.
-        longest_s: greatest possible age of a session.
-        session: returns start and end of the session in Unix seconds, None if unknown.
-        working_dir: folder that is kept; '' for the current one. It must exist if `needs_working_dir`.
-        persistent_dirs: folders that outlive the machine.
-        limits_output, max_output_files: whether only 20 GB are kept; number of files that are kept (None: no limit).
-        profile: returns the trainer profile and the reason for a number of GPUs; None if the devices decide.
-        accelerator_menu: menu for the choice of a GPU.
-        advice: sentence for people in an interactive session.
+    Attributes:
+        recognise: Returns the sign by which a `Probe` is this platform, in words, or ''.
+        flavour, name: As in `Platform`.
+        env: Profile of the group env/.
+        mode: Returns the kind of session of a `Probe`.
+        limit_s, limit_source: Usual longest session, if known, and its source.
+        hidden_limit: Sentence about a limit of the host that no process can read.
+        longest_s: Greatest possible age of a session.
+        session: Returns start and end of the session in Unix seconds, if known.
+        working_dir: Folder that is kept; '' for the current one. It must exist if `needs_working_dir`.
+        persistent_dirs: Folders that outlive the machine.
+        limits_output, max_output_files: Whether only 20 GB are kept; number of kept files.
+        profile: Returns the trainer profile and the reason for a number of GPUs; None if the devices decide.
+        accelerator_menu: Menu for the choice of a GPU.
+        advice: Sentence for people in an interactive session.
     """
 
     recognise: Callable[[Probe], str]

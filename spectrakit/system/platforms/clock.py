@@ -16,7 +16,7 @@ from ..hardware import read_small
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #4efe8284
 def boot_time(root: str) -> float | None:
-    """Return the Unix time of the machine's start by the current wall clock; None if /proc/stat lacks it."""
+    """Return the Unix time of the machine's start by the current wall clock, if known."""
     lines = read_small(root, "/proc/stat").splitlines()
     try:
         return next(float(line.split()[1]) for line in lines if line.startswith("btime "))
@@ -25,7 +25,7 @@ def boot_time(root: str) -> float | None:
 
 
 def process_start(root: str, pid: str) -> float | None:
-    """Return the Unix time at which process `pid` ('1' or 'self') began, or None if unknown."""
+    """Return the Unix time at which process `pid` ('1' or 'self') began, if known."""
     try:
         if (boot_s := boot_time(root)) is None:
             raise ValueError("the start of the machine is unknown")
@@ -42,12 +42,12 @@ def process_start(root: str, pid: str) -> float | None:
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #bf18a2e8
 def is_credible(start_s: float | None, now: float, cap_s: float) -> bool:
-    """Check whether a session that began at `start_s` may still run: at most `cap_s` seconds before `now`."""
+    """Check whether a session that began at `start_s` may be running, at most `cap_s` seconds before `now`."""
     return start_s is not None and now - cap_s <= start_s <= now + 1
 
 
 def earliest_start(sources: Mapping[str, float | None], now: float, cap_s: float) -> tuple[float, str]:
-    """Return the earliest credible start and its source; `now` if none is credible."""
+    """Return the earliest credible start and its source, else `now`."""
     credible = {
         name: start_s for name, start_s in sources.items() if start_s is not None and is_credible(start_s, now, cap_s)
     }
@@ -58,14 +58,14 @@ def earliest_start(sources: Mapping[str, float | None], now: float, cap_s: float
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #51d06e99
 def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: float | None = None) -> float | None:
-    """Return the start noted earlier in this session, in Unix time; if there is none, note `first_s` and return None.
+    """Return the start noted earlier in this session, in Unix time, or note `first_s` and return None.
 
     Args:
-        folder: folder of the note.
-        first_s: start to note.
-        now: current time.
-        cap_s: greatest age of a session in seconds.
-        boot_s: start of the machine; None if unknown. It moves when the wall clock is set, and the note moves with it.
+        folder: Folder of the note.
+        first_s: Start to note.
+        now: Current time.
+        cap_s: Greatest age of a session in seconds.
+        boot_s: Start of the machine, if known. It moves with the wall clock, and the note with it.
     """
     path = os.path.join(folder, f"spectrakit-session-{os.getuid()}")
     try:
@@ -92,7 +92,7 @@ def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: f
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #da388ba8
 def stated_start(text: str, now: float) -> float:
-    """Return `text` as Unix seconds: a number, or ISO 8601 (local time without a zone). ValueError if not credible."""
+    """Return `text`, a number or ISO 8601, as Unix seconds. Raise ValueError if not credible."""
     try:
         start_s = float(text)
     except ValueError:

@@ -37,7 +37,7 @@ MODES = ("interactive", "batch", "competition_rerun", "script")
 
 
 def _inherited(environ: Mapping[str, str]) -> tuple[dict | None, str | None]:
-    """Return the parent's facts (name, mode, flavour, session_start) or None, and a note if they are unusable."""
+    """Return the parent's facts, if any, and a note if they are unusable."""
     text = environ.get("SPECTRAKIT_PLATFORM")
     if not text:
         return None, None
@@ -54,7 +54,7 @@ def _inherited(environ: Mapping[str, str]) -> tuple[dict | None, str | None]:
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #d41f925d
 def _limit(environ: Mapping[str, str], kind: PlatformKind) -> tuple[float | None, str, float]:
-    """Return the limit in seconds or None, its source, and the greatest credible age of a session in seconds."""
+    """Return the limit in seconds, its source, and the greatest credible age of a session in seconds."""
     text = environ.get("SPECTRAKIT_TIME_LIMIT")
     if not text:
         hidden = f"{kind.hidden_limit}, which no process can read: set SPECTRAKIT_TIME_LIMIT"
@@ -70,7 +70,7 @@ def _limit(environ: Mapping[str, str], kind: PlatformKind) -> tuple[float | None
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #7d30e19d
 def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]]:
-    """Return the folders of data sets in order of preference: path on the machine, and path below `root`."""
+    """Return the folders of data sets by preference: path on the machine, and path below `root`."""
     stated = [os.path.expanduser(part) for part in environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep) if part]
     try:
         here = os.getcwd()
@@ -86,7 +86,6 @@ def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #aeeb481e
 def _folders(environ: Mapping[str, str], root: str, kind: PlatformKind) -> dict[str, Any]:
-    """Return input (or None), working and scratch folder, as paths on the machine."""
     candidates = filter(None, (environ.get("TMPDIR"), "/tmp"))
     scratch_dir = next((f for f in candidates if os.path.isdir(under_root(root, f))), None) or tempfile.gettempdir()
     input_dir = next((shown for shown, real in input_folders(environ, root) if os.path.isdir(real)), None)
@@ -100,7 +99,6 @@ def _folders(environ: Mapping[str, str], root: str, kind: PlatformKind) -> dict[
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #daa37d05
 def _gpu_advice(kind: PlatformKind, gpus: tuple[Gpu, ...], missing: bool, tpu: str | None) -> list[str]:
-    """Return advice about the GPU; `missing`: the machine has none (not hidden, no broken driver)."""
     menu = kind.accelerator_menu
     where = f" under {menu}" if menu else ""
     notes = []
@@ -117,7 +115,6 @@ def _gpu_advice(kind: PlatformKind, gpus: tuple[Gpu, ...], missing: bool, tpu: s
 
 
 def _storage_advice(kind: PlatformKind, root: str, working_dir: str) -> list[str]:
-    """Return advice if the working folder vanishes with the machine and another folder does not."""
     kept = [folder for folder in kind.persistent_dirs if os.path.isdir(under_root(root, folder))]
     inside = any(os.path.commonpath((working_dir, folder)) == folder for folder in kept)
     if not kept or inside:
@@ -152,8 +149,8 @@ def _session_start(
 ) -> tuple[float, str]:
     """Return the session's start in Unix seconds, and its source.
 
-    `parent`: facts of the parent process. `window`: now, greatest age of a session (s). `stated_s`: start stated by the
-    platform. `folder`: folder of the note of a start.
+    `parent` has facts of the parent process, `window` now and the greatest age in s, `stated_s` the platform's
+    statement, `folder` the note of a start.
     """
     now, longest_s = window
     if text := probe.environ.get("SPECTRAKIT_SESSION_START"):
@@ -173,7 +170,6 @@ def _session_start(
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #c0baaa2d
 def _probed(environ: Mapping[str, str], root: str, shell: str | None) -> Probe:
-    """Return the machine to recognise; with `shell` None the real one of this process."""
     if shell is not None:
         return Probe(environ, root, shell)
     return Probe(
@@ -189,7 +185,7 @@ def _check_given(environ: object, shell: object, now: object) -> None:
 
 
 def checked_root(root: str | os.PathLike) -> str:
-    """Return `root` as text. RequestError if it cannot be a folder."""
+    """Return `root` as text. Raise RequestError if it cannot be a folder."""
     check_type(root, (str, os.PathLike), "root", "a folder, such as '/'")
     try:
         os.fsencode(root)
@@ -199,7 +195,6 @@ def checked_root(root: str | os.PathLike) -> str:
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #4f7372ed
 def _described(probe: Probe, kind: PlatformKind, notes: list[str | None], **facts: Any) -> Platform:
-    """Return the `Platform` with these `facts`, the hardware, free disk space and advice."""
     root, working_dir = probe.root, facts["working_dir"]
     cores, cores_source = usable_cores(root)
     memory_gib, swap_gib, memory_source = usable_memory(root)
@@ -241,13 +236,13 @@ def detect(
     """Return the platform of this process without touching CUDA; on Kaggle and Colab note the session's start.
 
     Args:
-        environ: environment variables (default: this process's own).
-        root: root of the file system (default '/').
-        shell: class of the IPython shell, '' for none (default: this process's own).
-        now: current time in Unix seconds (default: the clock).
+        environ: Environment variables (default: this process's own).
+        root: Root of the file system (default '/').
+        shell: Class of the IPython shell, '' for none (default: this process's own).
+        now: Time in Unix seconds (default: the clock).
 
     Raises:
-        ValueError: if SPECTRAKIT_TIME_LIMIT, SPECTRAKIT_SESSION_START or an argument is not valid.
+        ValueError: If SPECTRAKIT_TIME_LIMIT, SPECTRAKIT_SESSION_START or an argument is invalid.
     """
     environ = os.environ if environ is None else environ
     now = time.time() if now is None else now
@@ -275,7 +270,7 @@ def detect(
 def writable_bytes(
     path: str | os.PathLike, environ: Mapping[str, str] | None = None, root: str | os.PathLike = "/"
 ) -> int:
-    """Return an upper bound of the bytes that can be written at `path`, which need not exist; 0 without permission."""
+    """Return an upper bound of the bytes that can be written at `path`; 0 without permission."""
     environ, root = os.environ if environ is None else environ, os.fspath(root)
     parent, _ = _inherited(environ)
     kind = kind_of(parent["name"], parent["flavour"]) if parent else recognised(_probed(environ, root, None))[0]

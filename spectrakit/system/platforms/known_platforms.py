@@ -15,12 +15,10 @@ from .base import PlatformKind, Probe, ipython_shell
 
 # %% ../../../nbs/00_system/04_platforms/02_known_platforms.ipynb #f744bb6f
 def _sets(*names: str) -> Callable[[Probe], str]:
-    "Recognise a platform by environment variables."
     return lambda probe: probe.variable(*names)
 
 
 def _vertex(product: str) -> Callable[[Probe], str]:
-    "Recognise a product of Google's Vertex AI."
     return lambda probe: f"VERTEX_PRODUCT={product}" if probe.environ.get("VERTEX_PRODUCT") == product else ""
 
 # %% ../../../nbs/00_system/04_platforms/02_known_platforms.ipynb #f7ff8035
@@ -124,7 +122,7 @@ def _in_vscode(probe: Probe) -> str:
 def _rented(
     flavour: str, recognise: Callable[[Probe], str], limit: str, *kept: str, env: str = "cloud"
 ) -> PlatformKind:
-    "Describe a machine with a time limit that no process can read; `kept`: folders that outlive it."
+    """Describe a machine with a time limit that no process can read; folders `kept` outlive it."""
     return PlatformKind(recognise, flavour, env=env, hidden_limit=limit, persistent_dirs=kept)
 
 
@@ -200,15 +198,15 @@ FLAVOURS = tuple(dict.fromkeys(kind.flavour for kind in KINDS))
 
 # %% ../../../nbs/00_system/04_platforms/02_known_platforms.ipynb #5906bf40
 def recognised(probe: Probe) -> tuple[PlatformKind, str]:
-    "Return the platform of the machine `probe`, and its sign in words."
+    """Return the platform of the machine `probe`, and its sign."""
     return next((kind, sign) for kind in KINDS if (sign := kind.recognise(probe)))
 
 
 def find_kind(name: str, flavour: str = "plain") -> PlatformKind | None:
-    "Return the platform of this name and flavour; None if there is none."
+    """Return the platform of this name and flavour, if any."""
     return next((kind for kind in KINDS if (kind.name, kind.flavour) == (name, flavour)), None)
 
 
 def kind_of(name: str, flavour: str = "plain") -> PlatformKind:
-    "Return the platform of this name and flavour; an unknown flavour counts as plain, an unknown name as local."
+    """Return the platform of this name and flavour; unknown ones count as local, or as plain."""
     return find_kind(name, flavour) or find_kind(name) or LOCAL

@@ -19,15 +19,15 @@ from ..units import format_duration
 # %% ../../../nbs/00_system/04_platforms/03_platform.ipynb #27a1acd2
 @dataclass(frozen=True, repr=False)
 class Platform:
-    """Machine of this process, as returned by `detect`.
+    """Machine of this process, as returned by `detect`, with absolute paths.
 
-    Paths are absolute on that machine. Each `*_source` names the source of a value in words.
+    Each `*_source` names the source of a value in words.
 
-    Args:
+    Attributes:
         name: Platform: kaggle, colab or local.
         mode: interactive, batch, competition_rerun or script.
         session_start: Start of the session, in Unix seconds.
-        limit_s: Time limit in seconds (None: no limit).
+        limit_s: Time limit in seconds, if any.
         cores: Usable CPU cores.
         memory_gib, swap_gib: Usable memory and swap, GiB.
         gpus, tpu: Usable GPUs; kind of a TPU, which is not used.
@@ -35,8 +35,8 @@ class Platform:
         working_bytes, scratch_bytes: Free space at detection.
         notes: Advice for people.
         flavour: Variant of the platform, one of FLAVOURS.
-        name_source, session_start_source, limit_source, cores_source: Sources of these values.
-        memory_source, gpus_source, flavour_source: Sources of these values.
+        name_source, session_start_source, limit_source, cores_source: Sources.
+        memory_source, gpus_source, flavour_source: Sources.
     """
 
     name: str  # kaggle, colab, local
@@ -64,52 +64,36 @@ class Platform:
     scratch_bytes: int = 0
 
     def time_left_s(self, now: float | None = None) -> float | None:
-        """Return the seconds from Unix time `now` (default: current) to the limit, or None without a limit."""
+        """Return the seconds from Unix time `now` (default: current) to the limit, if any."""
         if self.limit_s is None:
             return None
         return self.session_start + self.limit_s - (time.time() if now is None else now)
 
     def to_dict(self, now: float | None = None) -> dict:
-        """Return all fields as JSON values, with `time_left_s`.
-
-        Args:
-            now: Unix time in seconds (default: current).
-        """
+        """Return all fields as JSON values, with `time_left_s` at Unix time `now` (default: current)."""
         return _plain_values(self, now)
 
     def child_environ(self) -> dict[str, str]:
-        """Return environment variables that pass platform and session start on to child processes."""
+        """Return variables that pass platform and session start on to child processes."""
         facts = {name: getattr(self, name) for name in ("name", "mode", "flavour", "session_start")}
         return {"SPECTRAKIT_PLATFORM": json.dumps(facts)}
 
     def time_left_text(self, now: float | None = None) -> str:
-        """Return the time left as H:MM:SS, 'no limit', or 'unknown' if no process can read the host's limit.
-
-        Args:
-            now: Unix time in seconds (default: current).
-        """
+        """Return the time left at Unix time `now` as H:MM:SS, 'no limit', or 'unknown'."""
         left_s = self.time_left_s(now)
         if left_s is None:
             return "unknown" if kind_of(self.name, self.flavour).hidden_limit else "no limit"
         return format_duration(left_s)
 
     def line(self, now: float | None = None) -> str:
-        """Return a one-line summary.
-
-        Args:
-            now: Unix time in seconds (default: current).
-        """
+        """Return a one-line summary at Unix time `now` (default: current)."""
         return _one_line(self, now)
 
     def __repr__(self) -> str:
         return self.line()
 
     def table(self, now: float | None = None) -> str:
-        """Return a text table of names, values and their sources.
-
-        Args:
-            now: Unix time in seconds (default: current).
-        """
+        """Return a text table of names, values and sources at Unix time `now` (default: current)."""
         return _table_text(platform_rows(self, now), self.notes)
 
     def _repr_html_(self) -> str:

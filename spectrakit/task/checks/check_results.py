@@ -26,12 +26,12 @@ PART_NAMES = (
 class ContractResult:
     """Result of testing one part of a task.
 
-    Args:
+    Attributes:
         part: One of `PART_NAMES`.
         seconds: Duration of the test.
         detail: Short observation, such as the loss.
         error: Actual and expected behaviour; None if the part works.
-        mend: Remedy; "" if there is none or `error` contains it.
+        mend: Remedy, unless `error` contains it.
     """
 
     part: str
@@ -52,7 +52,7 @@ def _mark(result: ContractResult) -> str:
 # %% ../../../nbs/35_task/09_checks/03_check_results.ipynb #bbc6e0a7
 @dataclass(frozen=True)
 class ContractReport:
-    """Results of the contract test of a task. Displayed as a table in a notebook, else as text."""
+    """Results of the contract test of a task, displayed as a table or text."""
 
     task: str
     results: tuple[ContractResult, ...]

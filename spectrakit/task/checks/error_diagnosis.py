@@ -25,7 +25,6 @@ def describe_batch(batch: Any) -> str:
 
 
 def _described(batch: Any) -> Iterator[str]:
-    """Yield a description of each part of a batch; a list of texts counts as one part."""
     if is_text(batch):
         yield "texts"
         return
@@ -47,7 +46,7 @@ OUR_FAULT = "This is an error in spectrakit's own task; report it."
 
 @dataclass(frozen=True)
 class Scene:
-    """Context of a failure: the method that was called, and its inputs."""
+    """Context of a failure: the called method and its inputs."""
 
     task: Any
     method: str  # of the task: loss, metrics, optimizer, …
@@ -110,7 +109,7 @@ _IN_WORKER = "in DataLoader worker process"  # here the error's text contains th
 
 
 def _own_words(error: BaseException) -> str:
-    """Return the message and notes of an error in one line, at most 300 characters, without a worker's traceback."""
+    """Return the message and notes of an error in one line of at most 300 characters, without a worker's traceback."""
     lines = [str(error), *getattr(error, "__notes__", ())]
     if _IN_WORKER in lines[0]:
         there = lines[0].strip().splitlines()
@@ -128,7 +127,7 @@ def error_text(error: BaseException) -> str:
 
 
 def own_line(error: BaseException) -> str:
-    """Return the user's line that raised an error, such as `mine.py, line 12: return x.z`; "" if there is none."""
+    """Return the user's line that raised an error, such as `mine.py, line 12: return x.z`, or ""."""
     of_worker = re.findall(r'File "(.+?)", line (\d+), in ', str(error)) if _IN_WORKER in str(error) else []
     places = [(f.f_code.co_filename, number, f.f_globals) for f, number in _frames(error)]
     places += [(file, int(number), None) for file, number in of_worker]
@@ -142,7 +141,7 @@ def own_line(error: BaseException) -> str:
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #596a48c3
 def method_of(error: BaseException, task: Any, otherwise: str) -> str:
-    """Return the name of the task's method that raised an error; `otherwise` if there is none."""
+    """Return the name of the task's method that raised an error, else `otherwise`."""
     for frame, _ in _frames(error)[::-1]:
         code = frame.f_code
         if code is Task.predict.__code__:  # the default; a task need not inherit from Task
@@ -154,7 +153,6 @@ def method_of(error: BaseException, task: Any, otherwise: str) -> str:
 
 
 def _name_of(code: Any, kind: type) -> str | None:
-    """Return the public name of the function with this code in class `kind`; None if the class has none."""
     names = [code.co_name, *(name for base in kind.__mro__ for name in vars(base))]
     public = (name for name in names if not name.startswith("_"))
     return next((name for name in public if getattr(getattr(kind, name, None), "__code__", None) is code), None)
@@ -164,7 +162,6 @@ Row = tuple[str, str, str] | tuple[str, Callable[[re.Match, Scene], tuple[str, s
 
 
 def _first_match(rows: tuple[Row, ...], text: str, scene: Scene) -> tuple[str, str] | None:
-    """Return the two sentences of the first row that matches `text`; None if no row does."""
     for pattern, *sentences in rows:
         if match := re.search(pattern, text, re.S):
             if callable(sentences[0]):
@@ -434,7 +431,6 @@ DIAGNOSES: tuple[Row, ...] = (*_NONDETERMINISTIC, *_SHAPES, *_TYPES, *_DEVICES, 
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #83eb5c56
 def _explain_first_part(batch: Any, scene: Scene) -> Explanation | None:
-    """Return the explanation if a batch begins with texts or ids before floating-point parts."""
     floats = [i for i, part in enumerate(batch) if getattr(part, "is_floating_point", lambda: False)()]
     first = batch[0] if batch else None
     if not floats or 0 in floats or not (is_text(first) or getattr(first, "ndim", 2) == 1):
@@ -448,7 +444,6 @@ def _explain_first_part(batch: Any, scene: Scene) -> Explanation | None:
 
 
 def _explain_default_predict(error: BaseException, scene: Scene) -> Explanation | None:
-    """Return the explanation if the default `predict` passed the wrong part of a batch to the model; else None."""
     batch = next((f.f_locals["batch"] for f, _ in _frames(error) if f.f_code is Task.predict.__code__), None)
     if isinstance(batch, (tuple, list)):
         return _explain_first_part(batch, scene)
@@ -498,14 +493,14 @@ def explain(error: BaseException, scene: Scene) -> Explanation:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether the device or the host ran out of memory; a smaller batch may help."""
+    """Return whether the device or the host ran out of memory."""
     return isinstance(error, MemoryError) or bool(
         re.search(r"out of memory|can't allocate memory|alloc_failed", str(error), re.I)
     )
 
 
 def rank_lost(error: BaseException) -> bool:
-    """Return whether a collective failed because another process left; that process reports the actual error."""
+    """Return whether a collective failed because another process left, which reports the actual error."""
     return isinstance(error, RuntimeError) and bool(
         re.search(r"gloo/transport|gloo::|NCCL|Connection (reset|closed) by peer|ProcessGroup", str(error))
     )
@@ -517,10 +512,9 @@ def explained(task: Any, method: str, doing: str, always: bool = False) -> Itera
 
     Args:
         task: The task.
-        method: Name of the task's method that is called.
+        method: The called method of the task.
         doing: Circumstance for the message, such as "on a training batch".
-        always: Whether unknown errors become a TaskError too (default False). Out-of-memory errors and lost ranks
-            pass unchanged in any case.
+        always: Whether unknown errors, except for lack of memory and lost ranks, become a TaskError, too.
     """
     try:
         yield

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...runs.history import read_overview
+from ...system.errors import is_own_file
 from ...system.files import read_end, read_start
 from ...system.secret_masking import masked
-from ..source_identity import is_users
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #1fe801c8
 def cell_number(file: str) -> int | None:
-    """Return the number of the notebook cell that Python calls `file`; None if it is not a cell of this session."""
+    """Return the number of the notebook cell that Python calls `file`, if it is one of this session."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     source = "".join(linecache.getlines(file)).strip()
     if shell is None or not source:
@@ -50,7 +50,7 @@ class Frame:
     @property
     def is_own(self) -> bool:
         """Whether the line belongs to the user's code."""
-        return is_users(self.file)
+        return is_own_file(self.file)
 
     def __str__(self) -> str:
         return f"{file_label(self.file)}, line {self.line}, in {self.function}"
@@ -80,7 +80,7 @@ def code_around(frame: Frame, lines: int = 2) -> tuple[tuple[int, str], ...]:
 
 
 def short_traceback(traceback: str) -> str:
-    """Return the user's frames with their code, or else the innermost one, and the error; "" without frames."""
+    """Return the user's frames with their code, or else the innermost one, and the error."""
     frames = frames_of(traceback)
     kept = [frame for frame in frames if frame.is_own] or frames[-1:]
     left, words = len(frames) - len(kept), list[str]()
@@ -97,12 +97,12 @@ _REASON = "Reason: "
 
 
 def with_reason(reason: str, traceback: str) -> str:
-    """Return the text of a rank's error file: the `reason` in a line, if there is one, and the traceback."""
+    """Return the text of a rank's error file: the `reason` in a line, if any, and the traceback."""
     return f"{_REASON}{' '.join(reason.split())}\n{traceback}" if reason else traceback
 
 
 def read_error(file: Path) -> tuple[str, str]:
-    """Return (reason, traceback) of a rank's error file, "" for a missing one; OSError if it cannot be read."""
+    """Return (reason, traceback) of a rank's error file. Raise OSError if it cannot be read."""
     text = masked(read_start(file))
     if not text.startswith(_REASON):
         return "", text
@@ -118,10 +118,7 @@ _ANSI = re.compile(
 
 
 def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[str, ...]:
-    """Return the last `most` lines of a log before its `traceback`, without colours; () if unreadable.
-
-    The first line of each log, which the kit writes, is left out.
-    """
+    """Return the last `most` lines of a log before its `traceback`, without colours and the kit's first line."""
     try:
         text = read_end(log)
     except OSError:
@@ -159,7 +156,6 @@ def failure_lines(f: Failure) -> list[str]:
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #0553137c
 def _rank_of(reason: str, logs: Path) -> int:
-    """Return the rank named in the reason, or the first rank that left an error."""
     if named := re.match(r"rank (\d+)\b", reason):
         return int(named[1])
     files = sorted(logs.glob("error-rank-*.txt"), key=lambda file: (file.stat().st_mtime_ns, file.name))

@@ -34,7 +34,7 @@ _COMPARE = {
 
 
 def spread_shapes(tensors: list[Any], samples: int) -> tuple[list[int], list[int]] | None:
-    """Return the shapes of tensors [samples, 1] and [samples], one of them with a gradient; None if there are none."""
+    """Return the shapes of tensors [samples, 1] and [samples], one of them with a gradient, if there are such."""
     column, row = (samples, 1), (samples,)
     for i, first in enumerate(tensors):
         for second in tensors[i + 1 :]:
@@ -48,7 +48,7 @@ def spread_shapes(tensors: list[Any], samples: int) -> tuple[list[int], list[int
 def watch_shapes(task: Any, samples: int) -> Iterator[None]:
     """Raise RequestError if the loss of a batch of `samples` broadcasts outputs and targets in this block.
 
-    Slows down each operation, so it is used for one batch.
+    Use it for one batch: it slows down each operation.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -75,9 +75,7 @@ def _explain_shapes(task: Any, name: str, first: list[int], second: list[int], s
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #ab29bb44
 def first_bad_layer(model: Any, forward: Callable[[], Any]) -> str | None:
-    """Return the first layer with outputs that are not finite while `forward` runs, such as `2 (ReLU)`; None if all
-    are finite.
-    """
+    """Return the first layer with outputs that are not finite while `forward` runs, such as `2 (ReLU)`, if any."""
     import torch
 
     found: list[str] = []
@@ -98,7 +96,7 @@ def first_bad_layer(model: Any, forward: Callable[[], Any]) -> str | None:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #60480f4a
 def adds_up(plan: BatchPlan) -> bool:
-    """Return whether an optimizer step may combine losses of several batches or of batches of different size."""
+    """Return whether an optimizer step may combine losses of batches of different size."""
     return (
         plan.gradient_accumulation_steps > 1
         or plan.world_size > 1
@@ -112,7 +110,6 @@ def _mean(task: Any, model: Any, data: Any, samples: int) -> tuple[float, float]
 
 
 def _tolerance(model: Any) -> float:
-    """Return the relative rounding error: for CPUs, other devices, or half precision."""
     weights = [q for q in model.parameters() if q.is_floating_point()]
     if any(q.element_size() < 4 for q in weights):
         return 0.03
@@ -120,7 +117,7 @@ def _tolerance(model: Any) -> float:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #cd834838
 def read_rows(batches: Batches, rows: slice) -> Any:
-    """Return samples of the first epoch as one batch; `rows` are positions in the order of the epoch."""
+    """Return samples of the first epoch as one batch; `rows` are positions in its order."""
     one, count = copy.copy(batches), rows.stop - rows.start
     one.plan = replace(batches.plan, cuts=lambda: iter([Cut(rows.start, rows.stop, count, count, True)]))
     return next(iter(one.epoch(0))).data
@@ -135,7 +132,7 @@ def _part_rows(samples: int) -> list[slice]:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #25890863
 def _whole_and_parts(data: Any, samples: int, batches: Batches | None) -> tuple[list[Any], list[tuple[Any, int]]]:
-    """Return two copies of a batch, and its parts with their sample counts; no parts if it cannot be divided."""
+    """Return two copies of a batch, and its parts with their sample counts, if it can be divided."""
     if batches is not None and samples < _SEVERAL:
         cuts = islice(batches.plan.cuts_from(0), _SEVERAL)
         count = min(_SEVERAL, sum(cut.stop - cut.start for cut in cuts))
@@ -153,14 +150,14 @@ def _whole_and_parts(data: Any, samples: int, batches: Batches | None) -> tuple[
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #3f5d6485
 def uneven_mean(task: Any, model: Any, data: Any, samples: int, batches: Batches | None = None) -> str | None:
-    """Return a message if the loss of a batch is not the mean of the losses of its parts; None otherwise.
+    """Return a message if the loss of a batch is not the mean of the losses of its parts, else None.
 
     Args:
         task: Task with the loss, computed in eval mode without gradients.
         model: Model of the task.
         data: Batch.
         samples: Number of its samples.
-        batches: Training batches, to read a larger batch than `data` (default: only `data` is used).
+        batches: Training batches, to read a batch larger than `data`.
     """
     import torch
 

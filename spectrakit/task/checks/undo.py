@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...checkpoint.store import random_state, restore_random_state
+from ...system.errors import is_own, is_own_module
 from ..model_buffers import BuffersCopy, restore_buffers
 from ..task import names_in
-from ..task_modules import is_own, is_own_module
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #104fff79
 class _Attributes:
@@ -33,7 +33,6 @@ class _Attributes:
         }
 
     def restore(self) -> None:
-        """Restore the attributes."""
         for value, held in self.values.values():
             if held is not None:
                 value.clear(), (value.extend if isinstance(value, list) else value.update)(held)
@@ -125,7 +124,6 @@ def _parts(thing: Any) -> tuple[Any, list]:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #67b5c9dc
 def _changed_keys(before: Any, now: Any) -> set[str]:
-    """Return the keys whose values differ between two mappings."""
     return {name for name in {*before, *now} if name not in before or name not in now or before[name] is not now[name]}
 
 
@@ -159,7 +157,7 @@ def _set_generator(generator: Any, state: Any) -> None:
 
 
 def _is_unchanged(thing: Any, held: Any) -> bool:
-    """Return whether `thing` equals its copy `held`; True for modules and generators, which are not compared."""
+    """Compare `thing` with its copy; modules and generators count as equal."""
     if held is None or isinstance(held, (ModelCopy, _GeneratorState)):
         return True
     if hasattr(held, "nbytes"):
@@ -212,7 +210,6 @@ class TaskState:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #93e65143
 def _position(state: Any) -> str:
-    """Return a generator's state as text, to compare it with another."""
     return str(state[0].tolist() if hasattr(state[0], "tolist") else state[0])
 
 
@@ -226,7 +223,6 @@ _Place = tuple[int, Any, set[str]]  # id of a module or class, its values by nam
 
 
 def _reads_of(thing: Any, names: set[str]) -> list[_Place]:
-    """Return the places and names that a user's function, class or module reads; `names` are those read of a module."""
     if isinstance(thing, types.ModuleType):
         return [(id(vars(thing)), vars(thing), names)] if is_own_module(thing.__name__) else []
     if inspect.isfunction(thing) and is_own(thing):
@@ -238,7 +234,6 @@ def _reads_of(thing: Any, names: set[str]) -> list[_Place]:
 
 
 def _values_read(functions: list[Any], excluded: tuple[type, ...]) -> dict[str, Any]:
-    """Return the values in user modules that `functions` and their callees read, except classes in `excluded`."""
     values, seen = dict[str, Any](), set[tuple[int, frozenset[str]]]()
     todo = [place for function in functions for place in _reads_of(function, set())]
     while todo:
@@ -255,10 +250,7 @@ def _values_read(functions: list[Any], excluded: tuple[type, ...]) -> dict[str, 
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #9d00a26b
 class GlobalState:
-    """Values of the user's modules that `functions` read, directly or indirectly.
-
-    Classes in `excluded` are ignored (default: none).
-    """
+    """Values of the user's modules that `functions` read, directly or indirectly, except classes in `excluded`."""
 
     def __init__(self, functions: list[Any], excluded: tuple[type, ...] = ()):
         self.functions, self.excluded = functions, excluded
@@ -347,7 +339,7 @@ class Arrived:
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #014ae6e5
 @contextlib.contextmanager
 def restored_after(task: Any, enabled: bool = True) -> Iterator[Callable[[Any], None]]:
-    """Restore `task`, and each model passed to the yielded function, at the end of this block if `enabled`."""
+    """Restore `task`, and each model passed to the yielded function, at the end if `enabled`."""
     kept: list[Any] = [TaskState(task)] if enabled and task is not None else []
     try:
         yield (lambda model: kept.append(ModelCopy(model))) if enabled else (lambda model: None)
@@ -385,7 +377,7 @@ def _part(tensor: Any) -> Any:
 def undone(task: Any, model: Any, sharded: bool = False) -> Iterator[None]:
     """Undo all changes to `task`, `model` and the random generators at the end of this block.
 
-    `sharded` tells whether FSDP shards the model (default False). `TaskState` documents the restored parts of a task.
+    `sharded` tells whether FSDP shards the model. `TaskState` documents the restored parts of a task.
     """
     generators = random_state()
     shards = ShardsCopy(model) if sharded else None

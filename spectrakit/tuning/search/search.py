@@ -21,7 +21,7 @@ from ...api.actions import check_on_error, check_test_prediction, fit, raises_fa
 from ...api.actions import predict as predict_with
 from ...api.run import Run
 from ...config.aliases import ALIASES
-from ...config.compose import compose, override, takes_words
+from ...config.compose import asked_settings, compose, takes_words
 from ...config.metric_direction import metric_direction
 from ...config.schema import Config
 from ...forecast.run_forecast import span
@@ -110,10 +110,7 @@ def direction_of(task: Any, config: Config) -> str:
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #4c92dfae
 def copied(path: Path, to: Path, trust: bool = False) -> Path:
-    """Copy a study from `path` to the folder `to`, without checkpoints of finished trials.
-
-    `trust` includes runs that were made elsewhere (default False).
-    """
+    """Copy a study to the folder `to`, without checkpoints of finished trials; `trust` includes runs made elsewhere."""
     for name in (SETTINGS, JOURNAL, FACTS, DIVISION, GROUP_ORIGIN):
         if (path / name).is_file() and is_inside(path, path / name):
             shutil.copyfile(path / name, to / name)
@@ -151,13 +148,12 @@ def asked_for(
 
     Args:
         task: Task object or name.
-        config: A `Config`, a first override, or None for the defaults.
+        config: A `Config`, a first override, or None.
         overrides: Overrides and ranges, such as "optimizer.lr=interval(0.001,0.1)".
         space: More ranges by setting, or None.
     """
     plain, swept = split_overrides([config, *overrides] if isinstance(config, str) else overrides)
-    composed = override(config, *plain) if isinstance(config, Config) else compose(*plain)
-    composed = with_task(composed, task, "search")
+    composed = with_task(asked_settings(None if isinstance(config, str) else config, plain), task, "search")
     if space is not None and not isinstance(space, Mapping):
         raise RequestError(
             f"space={space!r} is not a mapping. Example: space={{'optimizer.lr': 'interval(0.001,0.1)'}}."
@@ -285,7 +281,6 @@ def _open(task: Any, config: Config, resume: str | Path | None, trust: bool) -> 
 
 
 def _begin(s: Search, config: Config, space: Mapping[str, Dimension]) -> None:
-    """Set sampler and pruner, and queue missing points of a grid."""
     optuna, c = import_optuna(), config.search
     s.journal.sampler = sampler_of(c.sampler, config.seed, len(s.journal.get_trials(deepcopy=False)), c.startup_trials)
     s.journal.pruner = optuna.pruners.MedianPruner(n_startup_trials=c.startup_trials, n_warmup_steps=1)
@@ -323,7 +318,6 @@ def _start(
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #f89d8c6f
 def _write_page_or_say(study: Study) -> None:
-    """Write study.html; print an error."""
     try:
         write_page(study)
     except Exception as error:
@@ -382,19 +376,15 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
     Args:
         task: Task object, or a name such as "coffee".
         config: Settings, or the first override (default: `compose()`).
-        *overrides: Settings; those with several values, such as "optimizer.lr=interval(0.001,0.1)", are
-            searched.
+        *overrides: Settings; those with several values, such as "optimizer.lr=interval(0.001,0.1)", are searched.
             "search.trials=50" sets the number of trials.
-        space: Search space by setting, in Hydra's sweep syntax or as lists of choices (default:
-            `search.space`).
-        resume: Folder of an unfinished search, or "auto" for the newest with the same settings and space
-            (default:
+        space: Search space by setting, in Hydra's sweep syntax or as lists of choices (default: `search.space`).
+        resume: Folder of an unfinished search, or "auto" for the newest with the same settings and space (default:
             start anew).
         predict: CSV file for test predictions of the final run, or else of the best trial (default: none).
         show: Show the progress (default True).
-        trust: Continue a study that was made elsewhere (default False).
-        on_error: "return" or "raise" if no trial succeeded or the final run failed (default: "raise" in a
-            batch run
+        trust: Continue a study made elsewhere (default False).
+        on_error: "return" or "raise" if no trial succeeded or the final run failed (default: "raise" in a batch run
             without `predict`).
 
     Returns:
@@ -402,7 +392,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
 
     Raises:
         RequestError: If the task, a setting or the space is invalid, before any training.
-        RunFailed: If the search failed and `on_error` asks for it.
+        RunFailed: If the search failed and `on_error` is "raise".
 
     Example:
         >>> study = sk.search("coffee", "optimizer.lr=tag(log,interval(1e-4,1e-1))", "search.trials=20")

@@ -121,17 +121,14 @@ def keep_facts(s: Search, **more: str) -> None:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #8a6af27c
 def counted(journal: Any) -> int:
-    """Count the trials, without waiting and cut ones."""
+    """Count the trials without waiting and cut ones."""
     return sum(row.status not in ("waiting", "cut") for row in rows_of(journal))
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #e8384491
 def trials_in_all(config: Config, space: Mapping[str, Any], rows: Sequence[TrialRow]) -> int:
     """Return the total number of trials; a small space ends early, because no values are tried twice.
 
-    Args:
-        config: Settings of the search.
-        space: Optuna's distributions.
-        rows: Trials so far, possibly from another space of an earlier session.
+    `space` has Optuna's distributions; `rows` may be from another space of an earlier session.
     """
     points, most = points_in(space), config.search.trials
     if points is None:
@@ -147,7 +144,7 @@ _DRAWS = 20  # attempts of the sampler before the first new point is taken
 
 
 def _draw_new(s: Search) -> dict[str, Any] | None:
-    """Return new values for the next trial: empty for an infinite space, None if all points were tried."""
+    """Return new values: empty for an infinite space, None if all points were tried."""
     if points_in(s.space) is None:
         return {}
     optuna = import_optuna()
@@ -166,7 +163,6 @@ def _draw_new(s: Search) -> dict[str, Any] | None:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #88c88b2f
 def _ask(s: Search, place: int) -> Active | None:
-    """Return the next trial, leased by this search; None if there is no other."""
     with handing_out(s.path):
         give_back(s.journal, s.path)
         if counted(s.journal) >= s.total:
@@ -214,7 +210,7 @@ def _begin(s: Search, a: Active) -> None:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #5b9c44be
 def worse_than_median(own: float, others: list[float], direction: str) -> bool:
-    """Check whether `own` is worse than the median of `others`; False for an empty list."""
+    """Check whether `own` is worse than the median of `others`, if any."""
     if not others:
         return False
     median = statistics.median(others)
@@ -236,7 +232,6 @@ def prunes_fold(s: Search, a: Active) -> bool:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #fdf920df
 def _watch(s: Search, a: Active) -> None:
-    """Report new evaluations of `a`, renew its lease, and stop it if necessary."""
     for number, value in a.log.poll():
         if a.fold == 0:  # also after the request to stop, for its curve
             a.trial.report(value, number)
@@ -258,7 +253,7 @@ def _request_stop(a: Active) -> None:
 
 
 def check_start(s: Search, a: Active) -> None:
-    """Raise RequestError if the log of `a` has other data, or another metric direction, than the study."""
+    """Raise RequestError if the data or the metric direction of `a` differ from those of the study."""
     if not a.log.monitor:
         return
     data = s.facts.setdefault("data", {}).setdefault(str(a.fold), a.log.data)
@@ -296,7 +291,6 @@ def _tell(s: Search, a: Active, state: str, value: float | None = None, note: st
 
 
 def _remove_checkpoints(s: Search) -> None:
-    """Remove the checkpoints of finished trials except the best `search.keep`."""
     rows = rows_of(s.journal)
     kept = {row.folder for row in ranked(rows, s.facts["direction"])[: s.config.search.keep]}
     kept |= {row.folder for row in rows if row.status in ("running", "waiting")}
@@ -321,7 +315,6 @@ def _why_no_value(run: Run, monitor: str) -> str:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #5591d5fc
 def _conclude(s: Search, a: Active, result: TrialResult) -> None:
-    """Record the result of a run of `a`, or begin its next fold."""
     a.seconds += result.seconds
     a.world_size = result.world_size
     if result.fallback and s.fallback is not None:
@@ -383,7 +376,6 @@ def _fall_back(s: Search) -> None:
 
 
 def _fill(s: Search) -> None:
-    """Begin trials at free places."""
     if s.falls_back and s.fallback is not None:
         if s.active:
             return
@@ -401,7 +393,6 @@ def _fill(s: Search) -> None:
 
 
 def _stop_if_all_failed(s: Search) -> None:
-    """Stop the search if all first trials failed, and keep the first refusal."""
     rows = rows_of(s.journal)
     failed = [row for row in rows if row.status == "failed"]
     most = min(_MOST_FAILED, s.total) if s.refusal else _MOST_FAILED
@@ -426,9 +417,9 @@ def _trials_stopped(s: Search) -> Iterator[None]:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #36d6ad23
 def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]) -> None:
-    """Train trials until there are enough, the time is over, or the user interrupts.
+    """Train trials until there are enough, the time is over, or `interrupted` collects a signal.
 
-    `interrupted` collects signals. `tick` is called after each step, to update the view.
+    `tick` is called after each step, to update the view.
     """
     places = max(s.places.count, s.fallback.count if s.fallback else 0)
     with place_threads(places, interrupted) as s.threads, _trials_stopped(s):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...config.aliases import flat
 from ...config.schema import Config, SearchConfig
 from ...system.errors import RequestError
 from ..parallel_runs import Places, ProcessChoice, at_place
@@ -23,19 +24,12 @@ from ...watchdog.time_budget import short_time
 def settings_of_trial(config: Config, values: Mapping[str, Any], final: bool = False) -> Config:
     """Return the settings of the trial with these `values`. Raise RequestError if they are invalid.
 
-    `final` omits `search.trial`, for the run with the best settings (default False).
+    `final` omits `search.trial`, for the run with the best settings.
     """
-    trial = {} if final else _flat(config.search.trial)
+    trial = {} if final else {key: value for key, value in flat(config.search.trial) if value != {}}
     if config.search.direction != "auto":
         trial["checkpoint.mode"] = config.search.direction
     return replace(with_values(config, {**trial, **values}), search=SearchConfig())
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 # %% ../../../nbs/80_tuning/06_search/03_search_plan.ipynb #4f91a67b
 def in_place(config: Config, folder: Path, places: Places, number: int, limit_s: float | None) -> Config:
@@ -46,7 +40,7 @@ def in_place(config: Config, folder: Path, places: Places, number: int, limit_s:
         folder: Folder of the run.
         places: Places of parallel runs.
         number: Number of the place.
-        limit_s: Time limit in seconds; None for none.
+        limit_s: Time limit in seconds, or None.
     """
     config = at_place(config, places, number)
     watchdog = config.watchdog
@@ -77,7 +71,7 @@ def work_of(config: Config) -> tuple[str, float]:
 
 
 def expected_s(config: Config, done: Sequence[Spent]) -> float | None:
-    """Return the expected seconds of a trial (80th percentile of earlier ones); None if unknown."""
+    """Return the expected seconds of a trial: the 80th percentile of earlier ones, if any."""
     unit, work = work_of(config)
     rates = sorted(spent.seconds / spent.work * work for spent in done if spent.unit == unit and spent.work > 0)
     rates = rates or sorted(spent.seconds for spent in done)
@@ -123,5 +117,5 @@ def why_not_begun(number: int, expected: float | None, left_s: float | None, goe
 
 
 def share_for_trials(left_s: float | None, final_share: float) -> float | None:
-    """Return the seconds for trials, without the share `final_share` reserved for the final run."""
+    """Return the seconds for trials, without the share `final_share` of the final run."""
     return None if left_s is None else left_s * (1 - final_share)

@@ -91,12 +91,7 @@ def _range(key: str, text: str, sweep: Any) -> Dimension:
 def dimension(key: str, words: Any) -> Dimension:
     """Return the dimension of the setting `key`.
 
-    Args:
-        key: Name of the setting.
-        words: Text in Hydra's sweep syntax, or a list of choices.
-
-    Raises:
-        RequestError: If `words` is invalid or a single value.
+    `words` is Hydra's sweep syntax, or a list of choices. Raise RequestError if it is invalid or a single value.
     """
     if isinstance(words, (list, tuple)):
         return _choices(key, words, str(list(words)))
@@ -149,7 +144,7 @@ def _key_of(key: str) -> str:
 
 
 def _whole_where_needed(key: str, d: Dimension) -> Dimension:
-    """Return `d` with integers if its limits are integers and the setting accepts only integers."""
+    """Return `d` with integers if the setting accepts only integers."""
     spec = settings().get(key)
     kinds = () if spec is None else typing.get_args(spec.type) or (spec.type,)
     if int not in kinds or float in kinds or d.choices or d.whole or d.low % 1 or d.high % 1 or (d.step or 0) % 1:
@@ -160,8 +155,7 @@ def _whole_where_needed(key: str, d: Dimension) -> Dimension:
 def space_of(words: Mapping[str, Any]) -> dict[str, Dimension]:
     """Return the dimensions by setting.
 
-    `words` is a mapping, dotted or nested, of the inputs of `dimension`. Raise RequestError if it is empty or
-    invalid.
+    `words` maps settings, dotted or nested, to inputs of `dimension`. Raise RequestError if it is empty or invalid.
     """
     pairs = list(flat(dict(words)))
     keyed = [(_key_of(key), dimension(key, value)) for key, value in pairs]
@@ -177,7 +171,7 @@ def space_of(words: Mapping[str, Any]) -> dict[str, Dimension]:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #259f8f56
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return `config` with these values by dotted key. Raise RequestError for an invalid value."""
+    """Return `config` with `values` by dotted key. Raise RequestError for an invalid value."""
     tree = to_dict(config)
     for key, value in values.items():
         *blocks, name = key.split(".")
@@ -207,7 +201,7 @@ def grid_of(space: Mapping[str, Dimension]) -> Iterator[dict[str, Any]]:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #5617aa8b
 def import_optuna() -> Any:
-    """Import Optuna with its logging reduced to errors. Raise RequestError if it is not installed."""
+    """Import Optuna, without log lines below errors. Raise RequestError if it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -233,7 +227,6 @@ def distributions(space: Mapping[str, Dimension]) -> dict[str, Any]:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #915e56d2
 def _count(d: Any) -> int | None:
-    """Return the number of values of distribution `d`; None if infinite."""
     if hasattr(d, "choices"):
         return len(d.choices)
     if d.step is None:
@@ -249,7 +242,6 @@ def _value(d: Any, place: int) -> Any:
 
 
 def _place(d: Any, value: Any) -> int | None:
-    """Return the index of `value` in distribution `d`; None if it is not in it."""
     if hasattr(d, "choices"):
         same = (k for k, other in enumerate(d.choices) if type(other) is type(value) and other == value)
         return next(same, None)

@@ -25,6 +25,7 @@ from ...runs.run_dir import Session, is_foreign, read_environment
 from ...runs.run_groups import DONE, check_made_here
 from ...system.errors import RequestError
 from ...system.files import checked_path, is_inside, read_mapping
+from ...system.tables import html_table, matrix_text
 from ...task.checks.failure_report import Failure
 from .study_file import JOURNAL, folder_name, open_journal
 
@@ -34,12 +35,12 @@ class TrialRow:
     """One trial of a study.
 
     Attributes:
-        number: Number of the trial, from 0.
+        number: Its number, from 0.
         status: completed, pruned, failed, cut, running or waiting.
-        value: Monitored metric of a completed trial, otherwise None.
+        value: Monitored metric of a completed trial.
         params: Drawn values by setting.
         seconds: Training time.
-        folder: Folder name of the trial.
+        folder: Folder name.
         curve: Metric per evaluation, or per fold.
         note: Reason of a failure.
     """
@@ -104,7 +105,6 @@ def ranked(trials: Sequence[TrialRow], direction: str) -> list[TrialRow]:
 
 # %% ../../../nbs/80_tuning/06_search/02_study.ipynb #609cc0a3
 def _run_at(place: Path) -> Run | None:
-    """Return the finished run in a folder, or the newest one; prefer runs made here."""
     runs = list_runs(place) if place.is_dir() else []
     runs = [run for run in runs if not is_foreign(run.path)] or runs
     return next((run for run in runs if run.status in DONE), next(iter(runs), None))
@@ -131,9 +131,8 @@ class Study:
     """Result of a search, read from its folder.
 
     Attributes:
-        path: Folder of the search.
-        status: "completed", "running", "out_of_time" or "interrupted" (the same call continues), or "failed"
-            (no trial
+        path: Its folder.
+        status: "completed", "running", "out_of_time" or "interrupted" (the same call continues), or "failed" (no trial
             succeeded).
         metric: Name of the compared metric.
         direction: "min" or "max".
@@ -154,12 +153,12 @@ class Study:
 
     @property
     def best(self) -> TrialRow | None:
-        """Return the completed trial with the best value; None before the first one."""
+        """Return the completed trial with the best value, if any."""
         return next(iter(ranked(self.trials, self.direction)), None)
 
     @property
     def best_config(self) -> Config:
-        """Return the settings of the best trial. Raise RequestError if there is none, or the study is untrusted."""
+        """Return the settings of the best trial. Raise RequestError without one, or if the study is untrusted."""
         if self.best is None:
             raise RequestError(f"{self.path.name} has no completed trial, so no best settings.")
         check_made_here([self.path, *(run.path for run in self.runs_of(self.best))], self.trusted)
@@ -167,7 +166,7 @@ class Study:
 
     @property
     def run(self) -> Run | None:
-        """Return the final run with the best settings, or the run of the best trial; None without either."""
+        """Return the final run with the best settings, else the run of the best trial, if any."""
         return _run_at(self.path / "final") or next(iter(self.runs_of(self.best)), None)
 
     @property
@@ -186,11 +185,7 @@ class Study:
         return self
 
     def runs_of(self, trial: TrialRow | None) -> list[Run]:
-        """Return the runs of a trial: one, or one per fold.
-
-        Args:
-            trial: A trial of this study.
-        """
+        """Return the runs of `trial`: one, or one per fold."""
         return [] if trial is None else runs_in(self.path / trial.folder)
 
     def __repr__(self) -> str:
@@ -243,35 +238,23 @@ def _importance_line(study: Study) -> str:
 
 def as_text(study: Study) -> str:
     """Return the study as text."""
-    lines = table_of(study)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join(f"{word:{w}}" for word, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join(filter(None, [summary_line(study), *rows, _importance_line(study)]))
+    return "\n".join(filter(None, [summary_line(study), matrix_text(table_of(study)), _importance_line(study)]))
 
 
 def as_html(study: Study) -> str:
     """Return the study as an HTML table."""
-    heads, *lines = [[escape(word) for word in line] for line in table_of(study)]
-    left = " style='text-align:left'"
-    top = "".join(f"<th{left}>{word}</th>" for word in heads)
-    best = str(study.best.number) if study.best else ""
-    rows = "".join(
-        f"<tr{' class=best' if line[0] == best else ''}>" + "".join(f"<td{left}>{word}</td>" for word in line) + "</tr>"
-        for line in lines
-    )
-    importance = _importance_line(study)
-    return f"<p><b>{escape(summary_line(study))}</b></p><table><tr>{top}</tr>{rows}</table>" + (
-        f"<p>{escape(importance)}</p>" if importance else ""
-    )
+    heads, *lines = table_of(study)
+    importance = f"<p>{escape(line)}</p>" if (line := _importance_line(study)) else ""
+    return f"<p><b>{escape(summary_line(study))}</b></p>{html_table(lines, heads)}{importance}"
 
 # %% ../../../nbs/80_tuning/06_search/02_study.ipynb #d3840dde
 def study_facts(path: Path) -> dict[str, Any]:
-    """Return the content of study.json; an empty dict if it is missing or broken."""
+    """Return the content of study.json; empty if missing or broken."""
     return read_mapping(path / FACTS, 2**20)
 
 
 def study_of(path: Path, journal: Any, trust: bool = False) -> Study:
-    """Return the study in `path` with its open `journal`; `trust` as in `open_study` (default False)."""
+    """Return the study in `path` with its open `journal`; `trust` as in `open_study`."""
     facts = study_facts(path)
     status, metric = str(facts.get("status") or "running"), str(facts.get("metric") or "val_loss")
     direction = "max" if journal.direction.name == "MAXIMIZE" else "min"

@@ -49,7 +49,7 @@ def check_size(file: Path) -> None:
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #0eded68c
 def mend_journal(file: Path) -> int:
-    """Cut off a partial last line, and return its number of bytes. No other process may be writing."""
+    """Cut off a partial last line; return its bytes. No other process may be writing."""
     if not file.is_file():
         return 0
     check_size(file)
@@ -86,7 +86,7 @@ def _flock(handle: int, how: str) -> bool:
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #0919f4b7
 @contextlib.contextmanager
 def at_work(folder: Path) -> Iterator[bool]:
-    """Register this search as a user of the study in `folder`; yield whether it is the only one."""
+    """Register this search as a user of the study; yield whether it is the only one."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         alone = _flock(handle, "alone")
@@ -101,7 +101,7 @@ def at_work(folder: Path) -> Iterator[bool]:
 
 
 def handing_out(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that locks the assignment of trials in `folder`."""
+    """Return a lock on the assignment of trials in `folder`."""
     return alone_with(folder / "handing-out.lock")
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #6b189f5e
@@ -109,7 +109,7 @@ LEASE, LEASE_S = "lease.json", 300.0
 
 
 def _start_time(pid: int) -> float | None:
-    """Return the start time of a process in Unix seconds; None if it does not exist."""
+    """Return the start of a process in Unix seconds, if it exists."""
     import psutil
 
     try:
@@ -126,7 +126,7 @@ def take_lease(folder: Path) -> None:
 
 
 def is_leased(folder: Path, now: float | None = None) -> bool:
-    """Check whether a living process trains the trial in `folder`; `now` is in Unix seconds (default: the time)."""
+    """Check whether a living process trains the trial in `folder`; `now` is in Unix seconds."""
     try:
         facts = read_mapping(folder / LEASE, 2**16)
         pid, host, born, at = (facts[name] for name in ("pid", "host", "born", "time"))
@@ -162,15 +162,9 @@ def _storage(file: Path) -> Any:
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #2fc6182f
 def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
-    """Open Optuna's study in `folder`.
+    """Open Optuna's study in `folder`, or create one to "minimize" or "maximize" in `direction`.
 
-    Args:
-        folder: Folder of the study.
-        direction: "minimize" or "maximize", for a new study.
-        create: Whether to create a missing study (default True).
-
-    Raises:
-        RequestError: If the journal cannot be read.
+    Raise RequestError if the journal cannot be read, or is missing without `create`.
     """
     optuna = import_optuna()
     check_size(folder / JOURNAL)
@@ -193,7 +187,7 @@ def sampler_of(name: str, seed: int, trials: int, startup: int) -> Any:
         name: "tpe", "random" or "grid".
         seed: Seed of the study.
         trials: Number of earlier trials, which changes the seed.
-        startup: Number of trials before pruning; TPE draws twice as many at random.
+        startup: Trials before pruning; TPE draws twice as many at random.
     """
     optuna = import_optuna()
     seed = (seed + trials) % 2**32
@@ -203,15 +197,13 @@ def sampler_of(name: str, seed: int, trials: int, startup: int) -> Any:
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #37f89b72
 def folder_name(number: int, attrs: Mapping[str, Any]) -> str:
-    """Return the folder name of a trial: its own, or that of the trial it continues."""
+    """Return the folder of a trial: its own, or that of the trial it continues."""
     folder = str(attrs.get("folder", ""))
     return folder if re.fullmatch(r"trial-\d+", folder) else f"trial-{number:04}"  # a journal may be untrusted
 
 
 def queue_again(study: Any, trial: Any) -> None:
-    """Queue the values of `trial` once more, to continue in its folder. A trial already queued, or without
-    values, is skipped.
-    """
+    """Queue the values of `trial` once more, to continue in its folder, unless queued or without values."""
     values = {
         **trial.system_attrs.get("fixed_params", {}),
         **trial.params,

@@ -32,7 +32,7 @@ from ...view.svg import Line, Panel, draw_panel, needs_log
 
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #9e3a3e57
 def history_panel(study: Study) -> Panel:
-    "Return a panel with the values of the trials in their order, and the best so far."
+    """Return a panel of the trials' values in order, and the best so far."""
     done = [t for t in study.trials if t.status == "completed" and t.value is not None]
     ended = [t for t in study.trials if t.status == "pruned" and t.curve]
     better = max if study.direction == "max" else min
@@ -48,7 +48,7 @@ def history_panel(study: Study) -> Panel:
 
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #48fce1e0
 def curves_panel(study: Study, most: int = 60) -> Panel:
-    """Return a panel with the metric of each trial over its evaluations; the best and the running ones in front."""
+    """Return a panel of the trials' metric over their evaluations; the best and the running in front."""
     best = study.best
     shown = [t for t in study.trials if t.curve][-most:]
     lines = []
@@ -67,7 +67,6 @@ def curves_panel(study: Study, most: int = 60) -> Panel:
 
 
 def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
-    """Return numbers for an axis, and the names of its ticks for choices."""
     if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
         return [float(v) for v in values], []
     names = list(dict.fromkeys(map(str, values)))
@@ -75,7 +74,7 @@ def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
 
 
 def setting_panel(study: Study, key: str) -> Panel:
-    """Return a panel with the value of each completed trial over one setting; later trials are darker."""
+    """Return a panel of values over one setting; later trials are darker."""
     done = [t for t in study.trials if t.status == "completed" and t.value is not None and key in t.params]
     places, names = _places([t.params[key] for t in done])
     values, half = [t.value or 0.0 for t in done], len(done) // 2
@@ -90,14 +89,13 @@ def setting_panel(study: Study, key: str) -> Panel:
 
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #cdd59b76
 def _unit(places: Sequence[float]) -> list[float]:
-    """Scale numbers to 0 to 1, by ratio if they span more than a factor of 30."""
     scaled = [math.log(p) for p in places] if needs_log(places) else list(places)
     low, high = min(scaled), max(scaled)
     return [(value - low) / ((high - low) or 1.0) for value in scaled]
 
 
 def parallel_panel(study: Study) -> Panel:
-    """Return a panel with a line per completed trial through its settings and value; the best tenth in front."""
+    """Return a panel with a line per trial through its settings and value; the best tenth in front."""
     order = ranked(study.trials, study.direction)[::-1]  # the best are drawn last
     keys = [key for key in dict.fromkeys(k for t in order for k in t.params) if all(key in t.params for t in order)]
     columns = [_unit(_places([t.params[key] for t in order])[0]) for key in keys] if order else []
@@ -122,13 +120,9 @@ def importance_panel(study: Study) -> Panel:
 
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #a0717e83
 def plot_study(study: Study | Path | str) -> Picture:
-    """Return course, evaluations, settings and their importance as a picture.
+    """Return course, evaluations, settings and their importance as a picture; `study` may be a folder.
 
-    Args:
-        study: Result of `search`, or its folder.
-
-    Raises:
-        RequestError: No trial is done.
+    Raise RequestError if no trial is done.
     """
     study = study if isinstance(study, Study) else open_study(study)
     if study.best is None:
@@ -137,14 +131,13 @@ def plot_study(study: Study | Path | str) -> Picture:
 
 
 def _panels(study: Study) -> list[Panel]:
-    """Return the overview of a study, then a panel per setting."""
     keys = (list(study.importance) or list(study.best.params if study.best else {}))[:12]
     overview = [history_panel(study), curves_panel(study), parallel_panel(study), importance_panel(study)]
     return [*overview, *(setting_panel(study, key) for key in keys)]
 
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #3a978b29
 def curves_svg(study: Study, most: int = 30) -> str:
-    """Return the curves of the trials as HTML; '' if there are no values yet."""
+    """Return the curves of the trials as HTML, or ''."""
     panel = curves_panel(study, most)
     if not panel.lines:
         return ""
@@ -176,7 +169,7 @@ def study_page(study: Study) -> str:
 
 
 def write_page(study: Study, out: Path | None = None) -> Path:
-    """Write the page of a study; return its path. `out`: the file (default None: study.html in its folder)."""
+    """Write the page of a study to `out` (default: study.html in its folder); return its path."""
     file = study.path / "study.html" if out is None else out
     write_atomic(file, study_page(study), stream=out is not None)
     return file
