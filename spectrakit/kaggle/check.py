@@ -72,7 +72,7 @@ FORMS = re.compile(r"ipywidgets\.(\w*Button\w*|FileUpload|interact\w*|Dropdown|T
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #f8e5282a
 def _picker_findings(calls: list[Use]) -> list[Finding]:
-    """Return the finding on a picker without a written choice, or with one that is not frozen yet."""
+    """Find a picker whose choice is not written down or not frozen."""
     made = [use for use in calls if use.name in ("spectrakit.ProfilePicker", "spectrakit.picker.picker.ProfilePicker")]
     frozen = [use for use in calls if use.name.endswith(".freeze") and made]
     if frozen:
@@ -85,7 +85,7 @@ def _picker_findings(calls: list[Use]) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #da682178
 def click_findings(kernel: Kernel) -> list[Finding]:
-    """Return the calls that need a person; calls of Colab's modules below an `if` are ignored."""
+    """Return calls that need a person, except Colab's below an `if`."""
     calls, findings = kernel.facts.calls, []
     for use in calls:
         if use.how == "guarded" or (use.name.startswith("google.colab.") and use.how == "maybe"):
@@ -105,7 +105,7 @@ def _leak_finding(leak: Leak, where: str) -> Finding:
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #15d130ac
 def secret_findings(kernel: Kernel) -> list[Finding]:
-    """Return the keys and tokens that would leave with the kernel."""
+    """Return keys and tokens that would leave with the kernel."""
     raw = kernel.file.read_bytes() if kernel.file.is_file() else b"{}"
     if kernel.file.suffix.lower() == ".ipynb":
         leaks = list(leaks_in_notebook(json.loads(raw)))
@@ -130,7 +130,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def clean_findings(kernel: Kernel) -> list[Finding]:
-    """Return the outputs that do harm or show that the notebook failed."""
+    """Return outputs that do harm or show a failed run."""
     found = []
     for cell in kernel.cells:
         if any(output.get("output_type") == "error" for output in cell.outputs):
@@ -148,7 +148,6 @@ def clean_findings(kernel: Kernel) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #367b84c5
 def _names(values: Mapping[str, Any], kind: str) -> list[str]:
-    """Return the sources of a kind that are texts."""
     named = values.get(f"{kind}_sources")
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
@@ -169,7 +168,7 @@ def _moving_sources(values: Mapping[str, Any]) -> list[str]:
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #e9552be2
 def pinned_findings(kernel: Kernel) -> list[Finding]:
-    """Return the inputs that may change until the run: sources, Kaggle's image, and older wheels."""
+    """Return inputs that may change: sources, Kaggle's image, older wheels."""
     from spectrakit import __version__
 
     values, findings = kernel.values, []
@@ -190,7 +189,7 @@ TPU_S = 9 * 3600.0
 
 
 def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
-    """Return each literal time limit, or the RequestError of settings that cannot be composed."""
+    """Return each literal time limit, or the RequestError of refused settings."""
     from spectrakit.config.compose import compose
 
     limits: list[tuple[Use, Any]] = []
@@ -209,8 +208,6 @@ def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #77ebbc87
 def _limit_finding(use: Use, limit: Any, longest_s: float, timeout_s: float | None) -> Finding | None:
-    """Return the finding on a limit that is too long or missing, or None."""
-
     def finding(level: str, text: str, about: str = "time") -> Finding:
         return Finding(level, about, text, use.where)
 
@@ -238,7 +235,7 @@ def _limit_finding(use: Use, limit: Any, longest_s: float, timeout_s: float | No
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #986b0703
 def time_findings(kernel: Kernel, timeout_s: float | None = None) -> list[Finding]:
-    """Return the limits that are longer than the session or the `timeout_s` of the push."""
+    """Return limits beyond the session or the `timeout_s` of the push."""
     longest_s = TPU_S if is_on(kernel.values, "enable_tpu") else KAGGLE_LONGEST_S
     judged = [_limit_finding(use, limit, longest_s, timeout_s) for use, limit in _limits(kernel)]
     return [finding for finding in judged if finding is not None]
@@ -248,7 +245,6 @@ _MONITOR = "checkpoint.monitor="
 
 
 def _metric_finding(kernel: Kernel, use: Use, trains_table: bool) -> Finding | None:
-    """Return the finding on a metric that no code computes, or None."""
     name = use.name.removeprefix(_MONITOR).strip("'\"")
     if UNKNOWN in name or name in ("", LOSS, "loss"):
         return None
@@ -271,7 +267,7 @@ def _metric_finding(kernel: Kernel, use: Use, trains_table: bool) -> Finding | N
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #mtr00003
 def metric_findings(kernel: Kernel) -> list[Finding]:
-    """Return the findings on `checkpoint.monitor`, the metric that selects the best checkpoint."""
+    """Return findings on `checkpoint.monitor`."""
     tables = ("spectrakit.fit", "spectrakit.cross_validate", "spectrakit.search")
     trains_table = any(use.name in tables and use.args[:1] == ("table",) for use in kernel.facts.calls)
     named = {use.name: use for use in kernel.facts.texts if use.name.startswith(_MONITOR)}
@@ -295,7 +291,6 @@ def size_findings(kernel: Kernel) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #aed17a8c
 def _content_findings(files: list[Path], size: int, where: str) -> list[Finding]:
-    """Return the findings on the `files` at the top of a data set of `size` bytes."""
     findings = []
 
     def note(level: str, text: str) -> None:
@@ -319,10 +314,9 @@ def _content_findings(files: list[Path], size: int, where: str) -> list[Finding]
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #dd8a7052
 def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]:
-    """Return the findings on a folder for a data set; `owner` replaces the placeholder.
+    """Return findings on a data set's folder; raise RequestError if it is missing.
 
-    Raises:
-        RequestError: `folder` is not a folder.
+    `owner` replaces the placeholder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -342,7 +336,6 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
 
 
 def _data_leaks(folder: Path) -> list[Finding]:
-    """Return the keys in the files of a data set, also in folders and archives."""
     once: dict[tuple, Finding] = {}
     for leak, where in leaks_in_folder(folder):
         once.setdefault((leak.hint, where), _leak_finding(leak, where))
@@ -351,7 +344,7 @@ def _data_leaks(folder: Path) -> list[Finding]:
 # %% ../../nbs/88_kaggle/07_check.ipynb #a542e749
 @dataclass(frozen=True)
 class Checked:
-    """Result of `check_kernel`; `level` is the worst one, `secrets` are keys that no option pushes."""
+    """Findings of `check_kernel`: `level` is the worst, `secrets` are never pushed."""
 
     folder: Path
     findings: tuple[Finding, ...]
@@ -421,10 +414,10 @@ def check_kernel(
 
     Args:
         folder: Folder of the kernel.
-        data: Folder of a future data set to check as well. Default: none.
-        wheels: Folder of wheels. Default: the one beside the kernel, if any.
-        owner: Kaggle user name in place of the placeholder. Default: the placeholder stays.
-        timeout_s: Time limit of the push in seconds. Default: Kaggle's own.
+        data: Folder of a future data set, checked as well.
+        wheels: Folder of wheels. Default: the one beside the kernel.
+        owner: Kaggle user name in place of the placeholder.
+        timeout_s: Time limit of the push in seconds.
 
     Raises:
         RequestError: There is no kernel, or a file cannot be read.

@@ -38,11 +38,11 @@ from ..system.secret_masking import masked
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #435b9310
 class KaggleError(RuntimeError):
-    """Refusal or failure of Kaggle or its client, with its own message and a fix."""
+    """Refusal or failure of Kaggle or its client."""
 
 
 def client() -> str:
-    """Return the path of Kaggle's client, on PATH or beside this Python; raise RequestError if it is missing."""
+    """Return the path of Kaggle's client; raise RequestError if it is missing."""
     beside = Path(sys.executable).with_name("kaggle")
     if command := shutil.which("kaggle") or (str(beside) if beside.is_file() else None):
         return command
@@ -50,12 +50,12 @@ def client() -> str:
 
 
 def shown_command(arguments: Sequence[str]) -> str:
-    """Return a command as a user would type it."""
+    """Return a command as a user types it."""
     return "$ " + one_line(shlex.join(["kaggle", *arguments]))
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #41bba6ca
 def explain_failure(text: str, status: int) -> str:
-    """Return a sentence on why the client failed, and a fix if known."""
+    """Return why the client failed, with a fix if known."""
     if re.search(r"Authentication required|kaggle\.json|Unauthorized|\b401\b", text):
         return (
             "Kaggle does not accept your login. Log in with `kaggle auth login`, or save a token of "
@@ -80,12 +80,12 @@ _PASSING = re.compile(
 
 
 def is_passing(text: str, status: int) -> bool:
-    """Return whether the client failed for a temporary reason: the network or a busy server."""
+    """Return whether the client failed because of the network or a busy server."""
     return status != 0 and bool(_PASSING.search(text))
 
 
 def _answered(run: Callable[[], tuple[int, str]], pauses_s: Sequence[float], show: bool) -> tuple[int, str]:
-    """Return the result of `run`, repeated after each pause while it fails temporarily; `show` prints that."""
+    """Call `run` again after each pause while it fails temporarily."""
     status, text = run()
     for pause_s in pauses_s:
         if not is_passing(text, status):
@@ -98,7 +98,7 @@ def _answered(run: Callable[[], tuple[int, str]], pauses_s: Sequence[float], sho
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #70df338e
 def _run(program: str, arguments: Sequence[str], show: bool) -> tuple[int, str]:
-    """Run a command and return (exit status, output); `show` prints the output live."""
+    """Run a command; return (exit status, output)."""
     printed: list[str] = []
     with subprocess.Popen(
         [program, *arguments],
@@ -118,10 +118,7 @@ def _run(program: str, arguments: Sequence[str], show: bool) -> tuple[int, str]:
 def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Sequence[float] = ()) -> str:
     """Show a command of the client, run it unless `dry_run`, print and return its output.
 
-    `pauses_s` are seconds before each new try after a temporary failure, for commands that may be repeated.
-
-    Raises:
-        KaggleError: The client fails; with its own message.
+    `pauses_s`: seconds before each new try of a repeatable command. Raise KaggleError with the client's message.
     """
     program = None if dry_run else client()
     print(shown_command(arguments), flush=True)
@@ -134,9 +131,9 @@ def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Seque
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #31fe1ffb
 def ask_client(arguments: Sequence[str], pauses_s: Sequence[float] = PAUSES_S) -> tuple[int, str]:
-    """Run a client command that only reads, without showing it; return (exit status, output).
+    """Run a client command that only reads, silently; return (exit status, output).
 
-    `pauses_s` are seconds before each new try after a temporary failure.
+    `pauses_s`: seconds before each new try.
     """
     program = client()
     return _answered(lambda: _run(program, arguments, show=False), pauses_s, show=False)
@@ -158,7 +155,7 @@ class Pushed:
 
 @dataclass(frozen=True)
 class LocalInputs:
-    """Local folders that belong to the kernel."""
+    """Local folders of a kernel."""
 
     data: Path | str | None = None  # future data set, checked as well
     wheels: Path | str | None = None  # wheelhouse that the kernel will name; default: the one beside it
@@ -174,7 +171,6 @@ def _check_push(inputs: LocalInputs, timeout_s: float | None) -> None:
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #f5a4f7d9
 def _fill_owner(folder: Path, owner: str | None) -> None:
-    """Replace the placeholder in the metadata by `owner`, if given."""
     file = folder / KERNEL_FILE
     values = read_metadata(file)
     if owner and (filled := with_owner(values, owner)) != values:
@@ -183,7 +179,7 @@ def _fill_owner(folder: Path, owner: str | None) -> None:
 
 
 def _fill_wheels(folder: Path, wheels: Path | str | None) -> None:
-    """Write the hash of `wheels` into the install cell, or of the wheels beside it if the cell names none."""
+    """Write the hash of `wheels`, or of those beside the kernel if it names none, into the install cell."""
     house, file = wheels or wheels_beside(folder), folder / str(read_metadata(folder / KERNEL_FILE).get("code_file"))
     text = file.read_text(encoding="utf-8") if house and file.is_file() else ""
     if not house or (named_sha256(text) and wheels is None):
@@ -195,7 +191,7 @@ def _fill_wheels(folder: Path, wheels: Path | str | None) -> None:
 
 
 def _read_answer(checked: Checked, arguments: list[str], output: str) -> Pushed:
-    """Return the result of a push; raise KaggleError if the server refused it or left out a source."""
+    """Return the result of a push; raise KaggleError if it was refused or a source left out."""
     if refused := re.search(r"Kernel push error: (.+)", output):
         raise KaggleError(f"Kaggle refused the kernel: {refused[1].strip().rstrip('.')}. Correct that, and push again.")
     done, left_out = _PUSHED.search(output), _LEFT_OUT.findall(output)
@@ -215,7 +211,7 @@ def _read_answer(checked: Checked, arguments: list[str], output: str) -> Pushed:
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #cw000001
 def _check_findings(checked: Checked, fills_wheels: bool, anyway: bool) -> None:
-    """Print the findings; raise KaggleError for secrets and, unless `anyway`, for errors that `fills_wheels` leaves."""
+    """Print findings; raise KaggleError on secrets, and on errors unless `anyway`."""
     for f in checked.findings:
         if f.level != "ok":
             print(one_line(f"{f.level}: {f.where + ': ' if f.where else ''}{f.text}"))
@@ -228,7 +224,7 @@ def _check_findings(checked: Checked, fills_wheels: bool, anyway: bool) -> None:
 
 
 def _check_wheels(folder: Path, wheels: Path | str | None, anyway: bool) -> None:
-    """Raise KaggleError if the kernel names no wheels and there are none, so that it would install nothing."""
+    """Raise KaggleError if the kernel would have no wheels to install."""
     if not anyway and names_no_wheels(folder) and not (wheels or wheels_beside(folder)):
         raise KaggleError(
             "Not pushed: the kernel names no wheels, so it cannot install anything. "
@@ -245,14 +241,14 @@ def push_kernel(
     anyway: bool = False,
     dry_run: bool = False,
 ) -> Pushed:
-    """Check the kernel in `folder`, push it with Kaggle's client, and parse the answer.
+    """Check the kernel in `folder` and push it with Kaggle's client.
 
     Args:
         folder: Folder of the kernel.
-        owner: Kaggle user name, written into kernel-metadata.json in place of the placeholder. Default: unchanged.
-        timeout_s: Seconds after which Kaggle ends the session and keeps its output. Default: Kaggle's limit.
-        inputs: Folders for the check, with the wheels that the kernel will name.
-        anyway: Push in spite of errors of the check, but never with a secret.
+        owner: Kaggle user name, written in place of the placeholder.
+        timeout_s: Seconds until Kaggle ends the session. Default: Kaggle's limit.
+        inputs: Folders for the check, with the wheels to name.
+        anyway: Push in spite of errors, but never with a secret.
         dry_run: Only show the command.
 
     Raises:
@@ -275,7 +271,7 @@ def push_kernel(
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #c9233b38
 def kernel_name(word: Path | str) -> str:
-    """Return owner/slug of a kernel, given its folder or this name; raise RequestError for other words."""
+    """Return owner/slug of a kernel from its folder or name; raise RequestError for others."""
     if (checked_path(word, "The kernel") / KERNEL_FILE).is_file():
         name = read_metadata(Path(word) / KERNEL_FILE).get("id")
         if str(name).startswith(f"{PLACEHOLDER}/"):
@@ -297,7 +293,7 @@ FAILED = ("ERROR", "CANCEL_ACKNOWLEDGED", "CANCEL_REQUESTED", "CANCELLED")
 
 
 def kernel_status(kernel: Path | str, *, dry_run: bool = False) -> str:
-    """Return the status of a kernel's last run, such as RUNNING, COMPLETE or ERROR."""
+    """Return the status of a kernel's last run, such as RUNNING or ERROR."""
     output = call_client(["kernels", "status", kernel_name(kernel)], dry_run, PAUSES_S)
     match = re.search(r'has status "(?:\w+\.)?(\w+)"', output)
     if not match and not dry_run:
@@ -306,12 +302,12 @@ def kernel_status(kernel: Path | str, *, dry_run: bool = False) -> str:
 
 
 def kernel_logs(kernel: Path | str, *, follow: bool = False, dry_run: bool = False) -> str:
-    """Return the log of a kernel's last run; with `follow` print it live. Needs Kaggle's client 2.0.2 or newer."""
+    """Return the log of a kernel's last run; `follow` prints it live (client 2.0.2 or newer)."""
     return call_client(["kernels", "logs", kernel_name(kernel), *(["--follow"] if follow else [])], dry_run)
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #5a6cc536
 def _target(folder: Path | str, what: str, dry_run: bool) -> str:
-    """Return the folder for fetched files, made if missing; raise RequestError if it is a file."""
+    """Return the folder for fetched files, made if missing."""
     if checked_path(folder, "The folder").exists() and not Path(folder).is_dir():
         raise RequestError(f"{str(folder)!r} is a file. Name a folder for the {what}.")
     try:
@@ -325,13 +321,13 @@ def _target(folder: Path | str, what: str, dry_run: bool) -> str:
 def kernel_output(
     kernel: Path | str, folder: Path | str, *, files: str | None = None, force: bool = False, dry_run: bool = False
 ) -> None:
-    """Fetch the output of a kernel's last run. The whole of /kaggle/working may be 20 GB.
+    """Fetch the output of a kernel's last run, up to 20 GB.
 
     Args:
-        kernel: Folder of the kernel, or its name owner/slug.
+        kernel: Folder or owner/slug of the kernel.
         folder: Folder for the files, made if missing.
-        files: Regular expression of the file names to fetch, such as 'submission.*csv'. Default: all.
-        force: Fetch existing files again. Default: skip them.
+        files: Regular expression of file names, such as 'submission.*csv'. Default: all.
+        force: Fetch existing files again.
         dry_run: Only show the command.
 
     Raises:
@@ -353,13 +349,13 @@ def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, 
     """Fetch a kernel's code and metadata.
 
     Args:
-        kernel: Folder of the kernel, or its name owner/slug.
+        kernel: Folder or owner/slug of the kernel.
         folder: Folder for the files, made if missing.
-        force: Overwrite files in `folder`.
+        force: Overwrite files.
         dry_run: Only show the command.
 
     Raises:
-        RequestError: `folder` contains files and `force` is not set, or it is a file.
+        RequestError: `folder` is a file, or has files and `force` is off.
     """
     name = kernel_name(kernel)
     target = checked_path(folder, "The folder")

@@ -84,10 +84,7 @@ QUICK = ("trainer.max_epochs=5",)
 
 
 def fit_cell(task: str, words: Iterable[str] = QUICK) -> str:
-    """Return the training cell.
-
-    `task`: expression of the task. `words`: settings, one per line.
-    """
+    """Return the cell that trains the expression `task` with `words` as settings, one a line."""
     lines = "".join(f"    {json.dumps(word, ensure_ascii=False)},\n" for word in words)
     return FIT_CELL.format(task=task, words=f"[\n{lines}]")
 
@@ -95,10 +92,7 @@ def fit_cell(task: str, words: Iterable[str] = QUICK) -> str:
 def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = False) -> tuple[list[str], str]:
     """Return the cells that define a task, and its expression.
 
-    `task` is a built-in name, file.py:Name, or None for a new one.
-
-    Raises:
-        RequestError: There is no such task, or a kernel cannot contain it.
+    `task`: built-in name, file.py:Name, or None for a new one. Raise RequestError if a kernel cannot contain it.
     """
     if task is None:
         folder = next(iter(inputs), "")
@@ -140,7 +134,7 @@ def _has_seal() -> bool:
 
 
 def _notebook_json(cells: Iterable[tuple[str, str, str]]) -> str:
-    """Return the file of a notebook with these (id, kind, text) cells."""
+    """Return a notebook file with these (id, kind, text) cells."""
     made: list[dict[str, Any]] = [
         {
             "cell_type": kind,
@@ -163,10 +157,10 @@ def notebook_text(title: str, task: str | None, inputs: Iterable[str], words: It
     """Return the text of the notebook file.
 
     Args:
-        title: Heading of the notebook.
-        task: Built-in task or file.py:Name. None: a new task in a cell.
+        title: Heading.
+        task: See KernelCode.
         inputs: Slugs of attached sources.
-        words: Settings of the training. Default: a quick run.
+        words: Settings of the training.
     """
     made, expression = task_cells(task, inputs)
     does = "Trains within the session, goes on where an earlier session stopped, and writes `submission.csv`."
@@ -184,7 +178,7 @@ def notebook_text(title: str, task: str | None, inputs: Iterable[str], words: It
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #4ff0fed3
 def _monitor(code: "KernelCode") -> str:
-    """Return the metric's name for checkpoint.monitor; raise RequestError if it is not valid."""
+    """Return the metric for checkpoint.monitor; raise RequestError if it is invalid."""
     name = code.metric or ""
     if code.kind == "utility":
         raise RequestError("A utility script does not train, so it has no metric. Name it for the kernel that trains.")
@@ -196,7 +190,6 @@ def _monitor(code: "KernelCode") -> str:
 
 
 def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
-    """Return the code file of a new kernel."""
     words = (*code.words, *([f"checkpoint.monitor={_monitor(code)}"] if code.metric is not None else []))
     if code.kind == "notebook":
         return notebook_text(title, code.task, inputs, words)
@@ -212,8 +205,8 @@ def script_text(
         title: Docstring of the script.
         task: See KernelCode.
         inputs: Slugs of attached sources.
-        utility: Module for other kernels, without training. Default: False.
-        words: Settings of the training. Default: a quick run.
+        utility: Module for other kernels, without training.
+        words: Settings of the training.
     """
     made, expression = task_cells(task, inputs, script=True)
     parts = [json.dumps(title, ensure_ascii=False), INSTALL_CELL, "import spectrakit as sk", *made]
@@ -224,13 +217,13 @@ def script_text(
 
 
 def naming_wheels(text: str, wheels: Path | str | None, folder: Path) -> str:
-    """Return `text` with the name of `wheels`, or of the wheels beside `folder` if there are any."""
+    """Return `text` with the name of `wheels`, or of wheels beside `folder`."""
     house = wheels or wheels_beside(folder)
     return naming(text, list_sha256(house), named_slug(house)) if house else text
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #13c542c8
 def _title_of(folder: Path, title: str | None) -> str:
-    """Return the title, by default from the folder's name; raise RequestError if Kaggle would refuse it."""
+    """Return the title, by default from the folder's name."""
     made = title if title is not None else re.sub(r"[\W_]+", " ", folder.resolve().name).strip().capitalize()
     if problems := KERNEL["title"].faults(made) or ([] if slug_of(made) else [f"{made!r} has no letters."]):
         raise RequestError(f"The title {problems[0]}{'' if title is not None else ' Give one: --title NAME.'}")
@@ -239,7 +232,7 @@ def _title_of(folder: Path, title: str | None) -> str:
 # %% ../../nbs/88_kaggle/08_init.ipynb #5daddda6
 @dataclass(frozen=True)
 class KernelSources:
-    """Sources of a kernel besides the wheels, as slugs or owner/slug."""
+    """Sources besides the wheels, as slugs or owner/slug."""
 
     datasets: Iterable[str] = ()
     competitions: Iterable[str] = ()
@@ -259,7 +252,7 @@ class KernelCode:
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #ed63ad28
 def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
-    """Return the `…_sources` entries with `owner` added to own names; raise RequestError for a wrong name."""
+    """Return the `…_sources` entries, own names with `owner`."""
     named = {
         "dataset": given.datasets,
         "competition": given.competitions,
@@ -316,7 +309,6 @@ def _check_parts(code: KernelCode, sources: KernelSources) -> None:
 
 
 def _refuse_existing(folder: Path, names: Iterable[str], force: bool) -> None:
-    """Raise RequestError if one of `names` exists in `folder` without `force`."""
     present = [name for name in names if (folder / name).exists()]
     if present and not force:
         are, them = ("is", "it") if len(present) == 1 else ("are", "them")
@@ -327,7 +319,6 @@ def _refuse_existing(folder: Path, names: Iterable[str], force: bool) -> None:
 
 
 def _write_files(folder: Path, files: Mapping[Path, str]) -> None:
-    """Write `files` (path: text); raise RequestError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
@@ -338,7 +329,7 @@ def _write_files(folder: Path, files: Mapping[Path, str]) -> None:
 # %% ../../nbs/88_kaggle/08_init.ipynb #u9100000
 @dataclass(frozen=True)
 class KernelPlan:
-    """Checked plan of a kernel, before its code is made."""
+    """Checked plan of a kernel."""
 
     folder: Path
     title: str
@@ -355,9 +346,9 @@ def plan_kernel(
     sources: KernelSources = KernelSources(),
     force: bool = False,
 ) -> KernelPlan:
-    """Return the plan of a kernel without writing it; raise RequestError if an argument is wrong.
+    """Return the plan of a kernel without writing it; raise RequestError for a wrong argument.
 
-    The arguments `folder`, `title`, `owner`, `code`, `sources` and `force` are those of `init_kernel`.
+    `folder`, `title`, `owner`, `code`, `sources` and `force` are as in `init_kernel`.
     """
     if folder == "":
         raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the current one.")
@@ -388,18 +379,15 @@ def init_kernel(
     sources: KernelSources = KernelSources(),
     force: bool = False,
 ) -> list[Path]:
-    """Write a kernel into `folder`: its metadata, and a notebook or script that runs.
+    """Write a kernel's metadata, and a notebook or script that runs, into `folder`; return both files.
 
     Args:
-        folder: Folder for the kernel, made if missing.
+        folder: Folder, made if missing.
         title: 5 to 50 characters. Default: from the folder's name.
         owner: Kaggle user name. Default: from the environment or kaggle.json, else a placeholder.
-        code: Code of the kernel. Default: a notebook with a small task to replace.
-        sources: Attached sources besides the wheels, and the folder of wheels. Default: none.
+        code: Default: a notebook with a small task to replace.
+        sources: Attached sources and wheels.
         force: Overwrite existing files.
-
-    Returns:
-        The two files.
 
     Raises:
         RequestError: An argument is wrong; no file is written.

@@ -32,7 +32,7 @@ WHEELS = "spectrakit-wheels"  # data set of `spectrakit wheelhouse`
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a check: `level` (see LEVELS), `about` (a keyword), `text` (fault and fix), `where` ('cell 3')."""
+    """Result of a check: `level` (see LEVELS), `about` (keyword), `text` (fault and fix), `where` ('cell 3')."""
 
     level: str
     about: str
@@ -46,7 +46,7 @@ def one_line(text: str) -> str:
 
 
 def worst(findings: list[Finding]) -> str:
-    """Return the highest level among `findings`: 'error', 'warning' or 'ok'."""
+    """Return the highest level among `findings`."""
     return min((f.level for f in findings), key=LEVELS.index, default="ok")
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #215d21c1
@@ -58,7 +58,7 @@ _PREFIX = re.compile(
 
 
 def slug_of(title: str) -> str:
-    """Return the address that Kaggle makes of a title: 'My First Kernel' → 'my-first-kernel'."""
+    """Return Kaggle's address of a title: 'My First Kernel' → 'my-first-kernel'."""
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=\d),(?=\d)", "", plain)).strip("-")
 
@@ -72,7 +72,7 @@ FORMS = {  # kind of source: its parts, optional ones in brackets
 
 
 def split_source(kind: str, name: Any) -> dict[str, str]:
-    """Return the named parts of a source of a kind in FORMS; raise ValueError with the fault and the fix."""
+    """Return the named parts of a source; raise ValueError with fault and fix."""
     form, parts = FORMS[kind], name.split("/") if isinstance(name, str) else []
     least = sum(not part.startswith("(") for part in form)
     bare = _PREFIX.sub("", name, count=1).strip("/") if parts else ""
@@ -137,7 +137,7 @@ def machine_finding(shape: Any) -> Finding | None:
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #fea97f29
 @dataclass(frozen=True)
 class Entry:
-    """Entry of a metadata file: `help`, `default` of `kaggle init`, and `faults` with one message per fault."""
+    """Metadata entry: `help`, `default` of `kaggle init`, `faults` with a message per fault."""
 
     help: str
     default: Any
@@ -200,7 +200,7 @@ def _keyword(value: Any) -> None:
 
 
 def bare_source(kind: str, name: Any) -> Any:
-    """Return a source without the prefix 'competitions/', which fastai/fastkaggle (2022-08-18) writes."""
+    """Return a source without 'competitions/', which fastai/fastkaggle (2022-08-18) writes."""
     return name.removeprefix("competitions/") if kind == "competition" and isinstance(name, str) else name
 
 
@@ -298,7 +298,6 @@ DATASET: dict[str, Entry] = {
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #fd84fe59
 def _entry_findings(schema: Mapping[str, Entry], values: Mapping[str, Any], file: str) -> list[Finding]:
-    """Return the faults of single entries: unknown names and wrong values."""
     findings = []
     for key, value in values.items():
         if key in schema:
@@ -311,7 +310,6 @@ def _entry_findings(schema: Mapping[str, Entry], values: Mapping[str, Any], file
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #89022778
 def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
-    """Return one finding on all names with a placeholder as owner."""
     named = [values.get("id")]
     for key in ("dataset_sources", "kernel_sources", "model_sources"):
         named += values[key] if isinstance(values.get(key), list) else []
@@ -321,7 +319,7 @@ def _owner_findings(values: Mapping[str, Any], file: str) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #138658cd
 def is_on(values: Mapping[str, Any], key: str) -> bool | None:
-    """Return a flag as Kaggle's client reads it, including "true" as text; None if it is missing or no flag."""
+    """Return a flag as Kaggle's client reads it, also "true" as text; None if missing or invalid."""
     value = values.get(key)
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.lower())
@@ -339,7 +337,6 @@ ENDINGS = {
 
 
 def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[Finding]:
-    """Return the findings on the code file: its ending must fit kind and language, and it must exist."""
     name, kind = values.get("code_file"), (values.get("kernel_type"), values.get("language"))
     if not isinstance(name, str) or not name:
         return []
@@ -358,7 +355,6 @@ def _code_file_findings(values: Mapping[str, Any], folder: Path | None) -> list[
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #422ae673
 def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
-    """Return the finding on a title that does not fit the address."""
     title, name = values.get("title"), values.get("id")
     if values.get("id_no") or not isinstance(title, str) or not isinstance(name, str) or len(title) < 5:
         return []
@@ -371,7 +367,6 @@ def _title_findings(values: Mapping[str, Any]) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #b34dc87d
 def _machine_findings(values: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings on the machine's name and flags."""
     gpu, tpu, shape = is_on(values, "enable_gpu"), is_on(values, "enable_tpu"), values.get("machine_shape")
     findings = []
     if gpu and tpu:
@@ -387,7 +382,6 @@ def _machine_findings(values: Mapping[str, Any]) -> list[Finding]:
 def _missing_findings(
     schema: Mapping[str, Entry], values: Mapping[str, Any], required: Sequence[str], file: str
 ) -> list[Finding]:
-    """Return a finding for each missing entry of `required`."""
     return [
         Finding("error", "metadata", f"{key} is missing. Write it: {schema[key].help}.", file)
         for key in required
@@ -396,7 +390,7 @@ def _missing_findings(
 
 
 def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
-    """Return every fault of a kernel's metadata; `folder` is its folder, to look for the code file."""
+    """Return every fault of a kernel's metadata; `folder` holds the code file."""
     findings = _entry_findings(KERNEL, values, KERNEL_FILE)
     required = ("title", "code_file", "language", "kernel_type")
     named = values.get("id") or values.get("id_no")
@@ -417,7 +411,7 @@ def kernel_findings(values: Mapping[str, Any], folder: Path | None = None) -> li
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #98605139
 def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> list[Finding]:
-    """Return every fault of a data set's metadata; `folder` is its folder, to look for its resources."""
+    """Return every fault of a data set's metadata; `folder` holds its resources."""
     findings = _entry_findings(DATASET, values, DATASET_FILE)
     findings += _missing_findings(DATASET, values, ("id", "title", "licenses"), DATASET_FILE)
     resources = values.get("resources")
@@ -431,7 +425,7 @@ def dataset_findings(values: Mapping[str, Any], folder: Path | None = None) -> l
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #30de73c0
 def read_metadata(file: Path) -> dict[str, Any]:
-    """Return the entries of a metadata file; raise RequestError with the line if it is missing or broken."""
+    """Return a metadata file's entries; raise RequestError with the line if broken."""
     text = read_text(file)
     try:
         values = json.loads(text)
@@ -448,8 +442,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
 def known_owner(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the Kaggle user name: `given`, KAGGLE_USERNAME, the client's login, or the placeholder.
 
-    Raises:
-        RequestError: The name is not valid.
+    Raise RequestError if it is invalid.
     """
     name, source = given, "--owner"
     if name is None:

@@ -22,12 +22,11 @@ from .static_analysis import UNKNOWN, Cell, Parsed, Use, parse
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #a0b106fa
 @lru_cache(64)
 def _parsed(source: str, plain: bool) -> Parsed:
-    """Return the parsed cell from a cache, because each rule reads it."""
     return parse(source, plain=plain)
 
 
 def trees(kernel: Kernel) -> Iterator[tuple[Cell, ast.Module]]:
-    """Yield each code cell that is valid Python and writes no file, with its syntax tree."""
+    """Yield each Python cell that writes no file, with its syntax tree."""
     for cell in kernel.cells:
         parsed = _parsed(cell.source, cell.number is None) if cell.kind == "code" else None
         if parsed is not None and parsed.tree is not None and parsed.file is None:
@@ -35,7 +34,7 @@ def trees(kernel: Kernel) -> Iterator[tuple[Cell, ast.Module]]:
 
 
 def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
-    """Return all nodes of `tree`; the walk is cached."""
+    """Return all nodes of `tree`, cached in it."""
     if "nodes" not in vars(tree):
         vars(tree)["nodes"] = tuple(ast.walk(tree))
     nodes: tuple[ast.AST, ...] = vars(tree)["nodes"]
@@ -49,7 +48,7 @@ def called_name(node: ast.AST) -> str:
 
 
 def imported_names(kernel: Kernel) -> dict[str, str]:
-    """Return the dotted name behind each imported name: {"np": "numpy"}."""
+    """Return the dotted name of each imported name: {"np": "numpy"}."""
     names: dict[str, str] = {}
     for _, tree in trees(kernel):
         for node in nodes_of(tree):
@@ -64,14 +63,14 @@ def imported_names(kernel: Kernel) -> dict[str, str]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f6c5fb8a
 def root_name(node: ast.AST) -> str:
-    """Return the first name of an expression such as a[1:].b(); "" if there is none."""
+    """Return the first name of an expression such as a[1:].b(), or ""."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def given_values(kernel: Kernel) -> dict[str, list[ast.expr]]:
-    """Return the values assigned to each name; in `a, b = f(x)` both names have the whole value."""
+    """Return the values assigned to each name; for `a, b = f(x)` both have the whole value."""
     given: dict[str, list[ast.expr]] = {}
     for _, tree in trees(kernel):
         for node in [node for node in nodes_of(tree) if isinstance(node, ast.Assign)]:
@@ -93,7 +92,7 @@ _HAS_INDEX = re.compile(
 
 
 def _written_paths(kernel: Kernel) -> Iterator[tuple[Use, str]]:
-    """Yield the calls that write a table, each with the file's path."""
+    """Yield calls that write a table, with the path."""
     for use in kernel.facts.calls:
         given = [*use.args[:1], *(use.keywords[word] for word in _PATH_WORDS if word in use.keywords)]
         path = str(given[0]) if given and _tail(use) in _WRITERS else UNKNOWN
@@ -102,12 +101,10 @@ def _written_paths(kernel: Kernel) -> Iterator[tuple[Use, str]]:
 
 
 def _written_names(kernel: Kernel) -> list[tuple[Use, str]]:
-    """Return the calls that write a table, each with the file's name."""
     return [(use, path.rpartition("/")[2]) for use, path in _written_paths(kernel)]
 
 
 def _tail(use: Use) -> str:
-    """Return the last part of the called name."""
     return use.name.rpartition(".")[2]
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1001
@@ -124,7 +121,7 @@ _FORM = {"sep": ",", "header": True, "decimal": "."}  # required in Kaggle's tab
 
 
 def form_of_table(kernel: Kernel) -> Iterator[Finding]:
-    """Find a submission without a header, or with other separators."""
+    """Find a submission without a header or with other separators."""
     for use, name in _written_names(kernel):
         for word, usual in _FORM.items() if name == "submission.csv" and _tail(use) == "to_csv" else ():
             value = use.keywords.get(word, usual)
@@ -145,7 +142,7 @@ def elsewhere(kernel: Kernel) -> Iterator[Finding]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #6a11b763
 def misspelt_submission(kernel: Kernel) -> Iterator[Finding]:
-    """Find a file with nearly the name submission.csv if no file has exactly this name."""
+    """Find a file named nearly submission.csv, without one of exactly this name."""
     texts = [use.name for use in kernel.facts.texts] + [str(arg) for use in kernel.facts.calls for arg in use.args]
     words = [word for use in kernel.facts.shell for word in use.args] + kernel.facts.written
     if any(re.search(r"(^|/)submission\.(csv|parquet)$", text) for text in (*texts, *words)):
@@ -165,7 +162,7 @@ _WRITES = re.compile(r"(?<!sample_)(?<!sample)submission\.(csv|parquet)|\bserve\
 
 
 def _says_rerun(test: ast.expr, names: dict[str, bool]) -> bool | None:
-    """Return True if a condition holds in the rerun, False if outside of it, None if it depends on other things."""
+    """Return True if a condition holds in the rerun, False if only outside, None if unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = _says_rerun(test.operand, names)
         return None if inner is None else not inner
@@ -195,7 +192,7 @@ def _outside(nodes: list[ast.stmt], names: dict[str, bool], outside: bool, found
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #3944f425
 def outside_the_rerun(kernel: Kernel) -> Iterator[Finding]:
-    """Find a submission that is not written in the competition's rerun."""
+    """Find a submission that the competition's rerun does not write."""
     names: dict[str, bool] = {}
     found: list[tuple[bool, str]] = []
     for cell, tree in trees(kernel) if any(_RERUN in cell.source for cell in kernel.cells) else ():
@@ -211,7 +208,7 @@ _MANY = 100  # rows; smaller numbers are often something else
 
 
 def _is_many(node: ast.AST | None, given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether `node` is an integer of 100 or more, or a name with this as its only value."""
+    """Return whether `node` is an integer ≥ 100, or a name with only this value."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         values = given.get(node.id if isinstance(node, ast.Name) else node.attr, [])
         return len(values) == 1 and isinstance(values[0], ast.Constant) and _is_many(values[0], given)
@@ -228,7 +225,7 @@ _ROWS_AT = {  # function: position of the number of rows among its arguments
 
 
 def _counts(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether `node` makes a literal number of values, such as np.zeros(1500) and [0.5] * 1500."""
+    """Return whether `node` makes a literal number of values: np.zeros(1500), [0.5] * 1500."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return isinstance(node.left, ast.List) and _is_many(node.right, given)
     if not isinstance(node, ast.Call):
@@ -248,7 +245,7 @@ _SUBMISSION_NAME = re.compile(r"(?i)(sample_?)?(sub|submit|submission)(_?df)?\d*
 
 
 def _test_tables(kernel: Kernel, given: dict[str, list[ast.expr]]) -> set[str]:
-    """Return the names that hold only rows of the test set."""
+    """Return names that hold only rows of the test set."""
 
     def is_read(value: ast.expr) -> bool:
         reads = isinstance(value, ast.Call) and re.match("read_|load|open", called_name(value))
@@ -275,7 +272,7 @@ def _counted(node: ast.AST, given: dict[str, list[ast.expr]]) -> list[str]:
 
 
 def _loops(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether a loop over a literal number selects rows of the test set."""
+    """Return whether a loop over a literal number selects test rows."""
     taken = set[str]()
     for one in ast.walk(node) if (variables := set(_counted(node, given))) else ():
         if isinstance(one, ast.Subscript) and root_name(one) in tables:
@@ -284,7 +281,7 @@ def _loops(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) ->
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f6c5fb95
 def _cut_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> str:
-    """Return the test set's table if `node` takes a literal number of its first rows, else ""."""
+    """Return the test table if `node` takes a literal number of its first rows, else ""."""
     if isinstance(node, ast.Call) and called_name(node) == "head":
         rows: ast.AST | None = next(iter([*node.args, *(word.value for word in node.keywords)]), None)
     elif isinstance(node, ast.Subscript):
@@ -297,7 +294,7 @@ def _cut_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]])
 
 
 def _slices(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether a statement keeps, predicts or writes a literal number of rows of the test set."""
+    """Return whether a statement keeps, predicts or writes a literal number of test rows."""
     if not tables or not isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)):
         return False
     cut = {name for one in ast.walk(node) if (name := _cut_rows(one, tables, given))}
@@ -322,7 +319,7 @@ def _makes_rows(value: ast.expr, given: dict[str, list[ast.expr]]) -> bool:
 
 
 def _compares_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether an assertion, or an `if` that raises, compares the rows with a literal number."""
+    """Return whether an assertion, or an `if` that raises, compares rows with a literal number."""
     test = node.test if isinstance(node, (ast.Assert, ast.If)) else None
     wanted = ast.Eq if isinstance(node, ast.Assert) else ast.NotEq
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], wanted):
@@ -336,7 +333,7 @@ def _compares_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f6c5fb98
 def _gives_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether `node` makes a table or column for the test set with a literal number of rows."""
+    """Return whether `node` makes a test table or column with a literal number of rows."""
     if isinstance(node, ast.Call) and called_name(node) == "DataFrame" and node.args:
         first = node.args[0]
         has_ids = isinstance(first, ast.Dict) and re.search(r"(?i)['\"](\w*_)?\w*id['\"]", ast.unparse(first))
@@ -362,7 +359,7 @@ def _reads_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
 
 
 def fixed_rows(kernel: Kernel) -> Iterator[Finding]:
-    """Find a literal number of rows, which the hidden test set does not have."""
+    """Find a literal number of rows; the hidden test set has another."""
     text = "The hidden test set has another number of rows. Take the number from the data, as len(test)."
     if not any(kind == "competition" for kind, _, _ in sources_of(kernel.values)):
         return
@@ -491,7 +488,7 @@ _KEYWORDS = {  # (function, keyword): replacement
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1004
 def _removed_in(tree: ast.Module, names: dict[str, str]) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, name, replacement) of each removed name in `tree` outside of `try`."""
+    """Yield (line, name, replacement) of removed names outside of `try`."""
     tried = {id(one) for node in nodes_of(tree) if isinstance(node, ast.Try) for one in ast.walk(node)}
     for node in nodes_of(tree):
         if id(node) in tried:
@@ -516,7 +513,7 @@ _NAMED_TABLE = re.compile(r"(\w*_)?(df|sub\w*|train\w*|test\w*|frame|table)\d*$"
 
 
 def _appended(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines of `df = df.append(…)`; a list's `append` returns None, so these are tables."""
+    """Yield lines of `df = df.append(…)`; a list's `append` returns None."""
     for node in nodes_of(tree):
         call = node.value if isinstance(node, ast.Assign) else None
         if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call) or not call.args:
@@ -531,21 +528,20 @@ _MAKERS = re.compile(r"DataFrame|Series|read_\w+|concat|merge|get_dummies")
 
 
 def _makes_table(value: ast.expr) -> bool:
-    """Return whether `value` is a table that pandas makes, reads or joins."""
     func = value.func if isinstance(value, ast.Call) else None
     by_pandas = isinstance(func, ast.Attribute) and root_name(func) in ("pd", "pandas")
     return by_pandas and bool(_MAKERS.match(called_name(value)))
 
 
 def pandas_tables(kernel: Kernel) -> set[str]:
-    """Return the names that hold only tables of pandas and parts of them."""
+    """Return names that hold only pandas tables or parts of them."""
     given = given_values(kernel)
     tables = {name for name, values in given.items() if any(map(_makes_table, values))}
     return {name for name in tables if all(_makes_table(value) or root_name(value) in tables for value in given[name])}
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1009
 def _removed_methods(kernel: Kernel) -> Iterator[tuple[str, str, str]]:
-    """Yield (where, name, replacement) of each removed method of a DataFrame or Keras model."""
+    """Yield (where, name, replacement) of removed DataFrame and Keras methods."""
     tables, modules = pandas_tables(kernel), {name.partition(".")[0] for name in imported_names(kernel).values()}
     keras = bool(modules & {"keras", "tensorflow"})
     for cell, tree in trees(kernel):
@@ -561,7 +557,7 @@ def _removed_methods(kernel: Kernel) -> Iterator[tuple[str, str, str]]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1005
 def removed_names(kernel: Kernel) -> Iterator[Finding]:
-    """Find names, methods and arguments that the platform's versions no longer have."""
+    """Find names, methods and arguments that the platform's versions lack."""
     names, found = imported_names(kernel), list[tuple[str, str, str]](_removed_methods(kernel))
     for cell, tree in trees(kernel):
         found += [(cell.at(line), name, new) for line, name, new in _removed_in(tree, names)]
@@ -580,7 +576,7 @@ def removed_names(kernel: Kernel) -> Iterator[Finding]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #278992fa
 def _programs(kernel: Kernel) -> Iterator[tuple[str, str]]:
-    """Yield (file, place) of each Python file that a command or %run starts."""
+    """Yield (file, place) of each script that a command or %run starts."""
     for use in kernel.facts.calls:
         if use.name == "%run" and use.how != "guarded":
             yield str(use.args[0]).strip("'\""), use.where
@@ -593,7 +589,7 @@ def _programs(kernel: Kernel) -> Iterator[tuple[str, str]]:
 
 
 def missing_programs(kernel: Kernel) -> Iterator[Finding]:
-    """Find started programs that no cell writes: a push uploads only the code file."""
+    """Find started scripts that no cell writes; a push uploads only the code file."""
     code = [cell.source for cell in kernel.cells if cell.kind == "code"]
     for file, where in _programs(kernel):
         name = file.rpartition("/")[2]
@@ -631,13 +627,13 @@ def spawned_functions(kernel: Kernel) -> Iterator[Finding]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1006
 def _older_gpu(kernel: Kernel) -> bool:
-    """Return whether the kernel requests a T4 or P100; a GPU without a name is two T4s."""
+    """Return whether the kernel asks for a T4 or P100; a GPU without a name is two T4s."""
     shape = str(kernel.values.get("machine_shape") or "")
     return shape in ("NvidiaTeslaT4", "NvidiaTeslaP100") or (not shape and is_on(kernel.values, "enable_gpu") is True)
 
 
 def flash_attention(kernel: Kernel) -> Iterator[Finding]:
-    """Find flash attention on a T4 or P100, which cannot run it."""
+    """Find flash attention on a T4 or P100."""
     asked = [use for use in kernel.facts.values if use.name == "attn_implementation" and "flash" in str(use.args)]
     asked += [use for use in kernel.facts.calls if use.keywords.get("use_flash_attention_2") is True]
     asked += [use for use in kernel.facts.imports if use.name.partition(".")[0] == "flash_attn"]
@@ -653,7 +649,7 @@ _BF16_IN_SHELL = re.compile(r"--bf16(?!\S*=\s*[Ff]alse)|(dtype|precision)[= ]+(b
 
 
 def _asks_not(tree: ast.Module) -> set[int]:
-    """Return the ids of nodes that do not choose a type: comparisons, lists, conditional values, CPU code."""
+    """Return ids of nodes that do not choose a type: comparisons, lists, conditional values, CPU code."""
     nodes, left_out = list(nodes_of(tree)), (ast.Compare, ast.List, ast.Tuple, ast.Set)
     aside: list[ast.AST | None] = [node for node in nodes if isinstance(node, left_out)]
     aside += [node for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
@@ -670,7 +666,7 @@ def _asks_not(tree: ast.Module) -> set[int]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #bf160004
 def _true_names(node: ast.AST) -> list[str]:
-    """Return the names that a keyword, an assignment or a dict sets to True."""
+    """Return names that a keyword, an assignment or a dict sets to True."""
     if isinstance(node, ast.keyword):
         pairs: list[tuple[str | None, ast.AST]] = [(node.arg, node.value)]
     elif isinstance(node, ast.Assign):
@@ -683,7 +679,7 @@ def _true_names(node: ast.AST) -> list[str]:
 
 
 def _written_bf16(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, code, replacement) of each place that chooses bfloat16."""
+    """Yield (line, code, replacement) where bfloat16 is chosen."""
     passed, scaled = _asks_not(tree), ", and a GradScaler to train"
     for node in [node for node in nodes_of(tree) if id(node) not in passed]:
         line = getattr(node, "lineno", 1)
@@ -723,7 +719,7 @@ _LONG = ("spectrakit.fit", "spectrakit.cross_validate", "spectrakit.search", "sp
 
 
 def training_before_serving(kernel: Kernel) -> Iterator[Finding]:
-    """Find training before the evaluation server starts: the gateway waits 15 minutes for it."""
+    """Find training before the evaluation server; the gateway waits 15 minutes for it."""
     serves = any(use.name == "spectrakit.serve" or use.name.endswith("server.serve") for use in kernel.facts.calls)
     trains = [use for use in kernel.facts.calls if use.name in _LONG and use.how == "always"]
     if serves and trains:
@@ -752,7 +748,7 @@ RULES: tuple[Callable[[Kernel], Iterator[Finding]], ...] = (
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #33daffc3
 def mistake_findings(kernel: Kernel) -> list[Finding]:
-    """Return the frequent mistakes in a kernel, without duplicates."""
+    """Return a kernel's frequent mistakes, each once."""
     if kernel.facts.broken:
         return []
     return list(dict.fromkeys(finding for rule in RULES for finding in rule(kernel)))

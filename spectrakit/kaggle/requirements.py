@@ -41,10 +41,10 @@ OURS = {"spectrakit", "hydra"}  # assumed contents of the wheels if no folder of
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel folder with its code and settings.
+    """Kernel folder with code and settings.
 
-    `wheels` are the modules that its wheels install, `house` their wheelhouse.json, `wheels_slug` the name of their
-    data set, `wheels_folder` their local folder.
+    `wheels`: modules that its wheels install; `house`: their wheelhouse.json; `wheels_slug`: their data set;
+    `wheels_folder`: their local folder.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class Kernel:
 
     @property
     def own(self) -> set[str]:
-        """Names of functions and classes that the cells define."""
+        """Functions and classes that the cells define."""
         code = [cell.source for cell in self.cells if cell.kind == "code"]
         return {name for source in code for name in re.findall(r"^\s*(?:async def|def|class)\s+(\w+)", source, re.M)}
 
@@ -80,7 +80,7 @@ def named_slug(wheels: Path | str) -> str:
 
 
 def _names(code: str, house: Path) -> tuple[bool, bool]:
-    """Return whether `code` names the wheels in `house` by hash, and whether it names their data set."""
+    """Return whether `code` names the wheels in `house` by hash, and their data set."""
     try:
         return named_sha256(code) == list_sha256(house), f'WHEELS = "{named_slug(house)}"' in code.replace("\\", "")
     except RequestError:
@@ -88,9 +88,9 @@ def _names(code: str, house: Path) -> tuple[bool, bool]:
 
 
 def wheels_beside(folder: Path) -> Path | None:
-    """Return the folder of wheels in `folder`, beside it or in the current folder, or None.
+    """Return the folder of wheels in or beside `folder` or in the current folder, or None.
 
-    Of several folders: the one that the kernel names by hash, else by data set, else the newest.
+    Of several: the one that the kernel names by hash, else by data set, else the newest.
     """
     around = {path.resolve(): path for path in (Path.cwd(), folder.resolve().parent, folder)}
     lists = [file for top in around.values() for file in [*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")]]
@@ -103,13 +103,13 @@ def wheels_beside(folder: Path) -> Path | None:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #7f186558
 def _code_folder(folder: Path, file: Path) -> Path:
-    """Return the allowed folder of the code: `folder`, or a kernel's folder beside it, as in ../train/train.ipynb."""
+    """Return the allowed folder of the code: `folder`, or a kernel beside it (../train/train.ipynb)."""
     beside = file.parent.resolve().parent == folder.resolve().parent and (file.parent / KERNEL_FILE).is_file()
     return file.parent if beside else folder
 
 
 def _code_file(folder: Path, name: str) -> Path:
-    """Return the path of the code file `name`; raise RequestError outside the allowed folders: a push publishes it."""
+    """Return the path of the code file; raise RequestError outside the allowed folders: a push publishes it."""
     metadata = place(folder / KERNEL_FILE)
     if not name.isprintable():
         raise RequestError(
@@ -131,11 +131,11 @@ def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str
 
     Args:
         folder: Folder with kernel-metadata.json and the code file.
-        wheels: Folder of wheels. Default: the folder of wheels beside the kernel.
-        owner: Kaggle user name that replaces the placeholder in the metadata.
+        wheels: Folder of wheels. Default: the one beside the kernel.
+        owner: Kaggle user name in place of the placeholder.
 
     Raises:
-        RequestError: There is no kernel in `folder`, or a file of it cannot be read.
+        RequestError: There is no kernel, or a file cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -168,7 +168,6 @@ _VALUED = re.compile("-f|--find-links|-t|--target|-i|--(extra-)?index-url|-c|--c
 
 
 def _pip_names(words: tuple[str, ...]) -> list[str]:
-    """Return the requirements in the arguments of `pip install`."""
     pairs = zip(("", *words), words, strict=False)
     return [word for before, word in pairs if not word.startswith("-") and not _VALUED.fullmatch(before)]
 
@@ -221,7 +220,7 @@ def _needs_network(use: Use, tool: str, rest: tuple[str, ...]) -> Finding:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #64e93a43
 def shell_findings(kernel: Kernel) -> list[Finding]:
-    """Return the shell commands that need the network."""
+    """Return shell commands that need the network."""
     findings, shipped = [], importable_offline(kernel.platform)
     for use in kernel.facts.shell if kernel.offline else ():
         tool, rest = use.args[0].rpartition("/")[2], use.args[1:]
@@ -256,12 +255,11 @@ SEGMENTATION = re.compile(r"^segmentation_models_pytorch\.[A-Z]\w+$")
 
 
 def _is_name(text: str) -> bool:
-    """Return whether `text` is the name of a model or data set, not a path."""
     return bool(text) and UNKNOWN not in text and not re.match(r"[./~]", text)
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #7ace2001
 def _fetches_weights(use: Use, first: str, is_name: bool) -> str | None:
-    """Return the reason if a call fetches weights by a model's name, else None."""
+    """Return why a call fetches weights by a model's name, or None."""
     name, weights = use.name.rpartition(".")[2], use.keywords.get("weights", "imagenet")
     model = use.keywords.get("model", first)
     by_name = BY_NAME.search(use.name) and (is_name or ("model" in use.keywords and _is_name(str(model))))
@@ -293,7 +291,7 @@ _MODEL_WORDS = ("pretrained_model_name_or_path", "model_name_or_path", "preset")
 
 
 def _first(use: Use) -> str:
-    """Return the first argument of a call, or its keyword with the model's name; "" if there is none."""
+    """Return a call's first argument, or the keyword with the model's name; "" if there is none."""
     named = [use.keywords[word] for word in _MODEL_WORDS if isinstance(use.keywords.get(word), str)]
     return str([*use.args, *named, ""][0])
 
@@ -302,7 +300,7 @@ LOCAL_READERS = ("csv", "json", "parquet", "text", "arrow", "imagefolder", "audi
 
 
 def _fetches(use: Use) -> str | None:
-    """Return the reason if a call needs the network, else None."""
+    """Return why a call needs the network, or None."""
     first, tail = _first(use), use.name.rpartition(".")[2]
     if use.name == "torch.hub.load" and use.keywords.get("source") == "local":
         return None
@@ -331,7 +329,7 @@ def _fetches(use: Use) -> str | None:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #30b235dd
 def _made_here(kernel: Kernel) -> set[str]:
-    """Return the folders that the code itself writes, so that models can be read from them."""
+    """Return folders that the code itself writes."""
     facts, makes = kernel.facts, ("save_pretrained", "save_model", "makedirs", "mkdir")
     made = {str(arg) for use in facts.calls if use.name.rpartition(".")[2] in makes for arg in use.args}
     made |= {str(arg) for use in facts.values if use.name in ("output_dir", "save_directory") for arg in use.args}
@@ -352,7 +350,7 @@ _LATIN = re.compile("en|fr|de|es|it|pt|nl|pl|cs|sk|sl|hr|hu|ro|sq|sv|da|no|is|et
 
 
 def _is_in_image(kernel: Kernel, use: Use) -> bool:
-    """Return whether Kaggle's image contains the data or models that a call would fetch."""
+    """Return whether Kaggle's image has what a call would fetch."""
     texts = [one.name for one in kernel.facts.texts if one.where == use.where]
     if kernel.platform != "kaggle" or not texts:
         return False
@@ -362,12 +360,11 @@ def _is_in_image(kernel: Kernel, use: Use) -> bool:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #56f0deac
 def _reads_what_is_made(use: Use, made: set[str]) -> bool:
-    """Return whether a model or tokenizer is read from one of the folders `made`."""
     return use.name.endswith("from_pretrained") and _first(use).rstrip("/") in made
 
 
 def fetch_findings(kernel: Kernel) -> list[Finding]:
-    """Return the Python calls that need the network."""
+    """Return Python calls that need the network."""
     made = _made_here(kernel)
     calls = [use for use in kernel.facts.calls if kernel.offline and use.how != "guarded"]
     calls = [use for use in calls if not _reads_what_is_made(use, made) and use.name not in kernel.own]
@@ -381,7 +378,7 @@ def fetch_findings(kernel: Kernel) -> list[Finding]:
 
 
 def _waits_for_a_service(kernel: Kernel, use: Use) -> Finding | None:
-    """Return the finding on kagglehub or wandb, which can hang or fail without internet."""
+    """Find kagglehub or wandb, which can hang or fail offline."""
     if re.fullmatch(r"kagglehub\.\w+(_download|_import)", use.name):
         text = f"{use.name}() calls a Kaggle service and hangs if it does not answer. "
         return Finding("warning", "offline", text + "sk.find_input(SLUG) reads attached data.", use.where)
@@ -393,7 +390,7 @@ def _waits_for_a_service(kernel: Kernel, use: Use) -> Finding | None:
 
 
 def offline_findings(kernel: Kernel) -> list[Finding]:
-    """Return the findings on network access; if internet is on, only that it is on."""
+    """Return findings on network access; if internet is on, only that."""
     if is_on(kernel.values, "enable_internet"):
         text = "Internet is on, and a competition that runs notebooks itself refuses that. "
         return [Finding("warning", "offline", text + 'Write "enable_internet": false.', KERNEL_FILE)]
@@ -406,7 +403,7 @@ _INPUT = re.compile(r"(?:^|[\s'\"=:])(?:/kaggle/input|(?:\.\./)+input)/([^\s'\";
 
 @dataclass(frozen=True)
 class Wanted:
-    """Input that the code reads: `kind` and `owner` ('' if unknown), `text` of the code, `fixed` if given by path."""
+    """Input that the code reads: `kind` and `owner` ('': unknown), `text` of the code, `fixed`: given by path."""
 
     kind: str
     owner: str
@@ -417,7 +414,7 @@ class Wanted:
 
 
 def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
-    """Return the input at a path below /kaggle/input or with a name for `find_input`; None if it is not fully known."""
+    """Return the input at a path below /kaggle/input or named in `find_input`; None if not fully known."""
     whole = posixpath.normpath(f"/kaggle/input/{path}")  # resolves '../input/../input/soil'
     parts = whole.split("/")[3:]
     kind = KINDS.get(parts[0], "") if len(parts) > 1 else ""
@@ -433,7 +430,7 @@ def _wanted(path: str, text: str, use: Use, fixed: bool) -> Wanted | None:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #f3620853
 def wanted_inputs(facts: Facts) -> list[Wanted]:
-    """Return each input that the code reads, from texts, commands and `find_input`, without duplicates."""
+    """Return each input that the code reads, once."""
     texts = [use for use in facts.texts if use.name.lstrip().startswith(("/kaggle/input/", "../"))]
     paths = [(path, use.name.replace(UNKNOWN, "…"), use) for use in texts for path in _INPUT.findall(use.name)]
     words = [(word, use) for use in facts.shell for word in use.args]
@@ -467,7 +464,7 @@ def _fits(wanted: Wanted, source: tuple[str, str, str]) -> bool:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #f14bbd2e
 def source_findings(kernel: Kernel) -> list[Finding]:
-    """Return inputs without a source, and paths that hold in one of Kaggle's two layouts only."""
+    """Return inputs without a source, and paths of one of Kaggle's two layouts."""
     findings, sources = [], sources_of(kernel.values)
     fixed: dict[str, Any] = {}
     names = [f"{owner}/{slug}".strip("/") for _, owner, slug in sources]
@@ -491,7 +488,6 @@ def source_findings(kernel: Kernel) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #ac87cdc8
 def _attached(kernel: Kernel) -> bool:
-    """Return whether the data set of wheels is attached."""
     return any(
         kind == "dataset" and (slug == kernel.wheels_slug or (kernel.house is None and "wheel" in slug))
         for kind, _, slug in sources_of(kernel.values)
@@ -499,7 +495,7 @@ def _attached(kernel: Kernel) -> bool:
 
 
 def _has_module(kernel: Kernel) -> set[str]:
-    """Return the modules of utility scripts, of written files, and of packages that are installed from the network."""
+    """Return modules of utility scripts, written files, and packages from the network."""
     scripts = {slug.replace("-", "_").lower() for kind, _, slug in sources_of(kernel.values) if kind == "kernel"}
     written = {Path(name).stem.lower() for name in kernel.facts.written if name.endswith(".py")}
     commands = [use.args for use in kernel.facts.shell if use.args[0] in ("pip", "spacy") and not kernel.offline]
@@ -512,7 +508,7 @@ def _has_module(kernel: Kernel) -> set[str]:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #rq000002
 def _may_come_from(kernel: Kernel) -> str:
-    """Return a possible other origin of an unknown module, such as sys.path; '' if there is none."""
+    """Return another possible origin of a module, such as sys.path, or ''."""
     if kernel.facts.sys_path:
         return "folders on sys.path"
     if any(owner == "packagemanager" for _, owner, _ in sources_of(kernel.values)):
@@ -530,7 +526,7 @@ def _may_come_from(kernel: Kernel) -> str:
 
 
 def _is_local(words: tuple[str, ...]) -> bool:
-    """Return whether `pip install` reads wheels, a folder, or a path that is unknown here."""
+    """Return whether `pip install` reads wheels, a folder, or an unknown path."""
     return "--no-index" in words or any(
         UNKNOWN in word or word.endswith(".whl") or re.match(r"[./~]", word) for word in _pip_names(words[1:])
     )
@@ -540,8 +536,6 @@ SPACY_MODEL = re.compile(r"[a-z]{2,3}(_[a-z]+){2,3}_(sm|md|lg|trf)")
 
 
 def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
-    """Return the finding on a missing module, with the nearest way to get it."""
-
     def finding(level: str, text: str) -> Finding:
         return Finding(level, "imports", f"{module} {text}", use.where)
 
@@ -577,7 +571,7 @@ SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks with data in the pa
 
 
 def _named_modules(kernel: Kernel) -> list[Use]:
-    """Return the modules that calls name: data of a built-in task, and models of spaCy."""
+    """Return modules that calls name: data of a built-in task, spaCy's models."""
     calls = kernel.facts.calls
     spectra = [use for use in calls if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA]
     loads = [use for use in calls if use.name in ("spacy.load", "spacy.util.load_model")]
@@ -601,13 +595,13 @@ def import_findings(kernel: Kernel) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #67a2c37c
 def names_no_wheels(folder: Path) -> bool:
-    """Return whether the kernel in `folder` installs wheels and its SHA256 is still empty."""
+    """Return whether the kernel installs wheels and its SHA256 is empty."""
     file = folder / str(read_metadata(folder / KERNEL_FILE).get("code_file"))
     return file.is_file() and named_sha256(file.read_text(encoding="utf-8", errors="replace")) == ""
 
 
 def wheels_findings(kernel: Kernel) -> list[Finding]:
-    """Return the finding on the cell that installs wheels: does it name the wheels that will be attached?"""
+    """Return the finding on an install cell that does not name the attached wheels."""
     house = kernel.wheels_folder
     for cell in kernel.cells:
         named, where = named_sha256(cell.source), cell.at()
@@ -632,7 +626,7 @@ def wheels_findings(kernel: Kernel) -> list[Finding]:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #4247fbb1
 def broken_findings(kernel: Kernel) -> list[Finding]:
-    """Return the cells that are not valid Python."""
+    """Return cells that are not valid Python."""
     spec = kernel.notebook.get("kernelspec")
     spec = spec if isinstance(spec, dict) else {}
     language = str(spec.get("language") or spec.get("name")).lower()

@@ -25,7 +25,7 @@ from ..system.secret_masking import is_secret_value, pairs_in, secrets_in
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #b4549a42
 @dataclass(frozen=True)
 class Leak:
-    """Key in a text: `whose` names its kind, `hint` shows its beginning, `sure` is False for a doubtful one."""
+    """Key in a text: `whose`: its kind, `hint`: its beginning, `sure`: False if doubtful."""
 
     whose: str
     hint: str
@@ -33,7 +33,7 @@ class Leak:
 
 
 def hint(secret: str) -> str:
-    """Return the first letters of a key (at most a quarter) and its length."""
+    """Return a key's first letters (at most a quarter) and its length."""
     return f"{secret[: min(4, len(secret) // 4)]}… ({len(secret)} characters)"
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #27566b7e
@@ -67,7 +67,7 @@ _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/]{24,4000}+={0,2}(?![A-Z
 
 
 def _unpacked(text: str) -> Iterator[str]:
-    """Yield the plain texts that `text` contains in base64."""
+    """Yield plain texts that `text` contains in base64."""
     for match in _BASE64.finditer(text):
         letters = match[0].rstrip("=")
         raw = base64.b64decode(letters[: len(letters) - (len(letters) % 4 == 1)] + "==")
@@ -93,7 +93,7 @@ _LOGIN = re.compile(
 
 
 def _set_in(text: str) -> Iterator[Leak | None]:
-    """Yield the secrets that a shell line, a magic or a .netrc sets."""
+    """Yield secrets that a shell line, magic or .netrc sets."""
     for expression in _SET:
         for match in expression.finditer(text):
             name = {"u": "user_password", "user": "user_password"}.get(match[1], match[1])
@@ -103,7 +103,7 @@ def _set_in(text: str) -> Iterator[Leak | None]:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #ad30186a
 def leaks_in(text: str, depth: int = 2) -> list[Leak]:
-    """Return the keys in a text, without duplicates: by form, by name, and in base64 (up to `depth` times)."""
+    """Return the keys in a text, each once: by form, by name, in base64 (`depth` times)."""
     leaks: list[Leak | None] = [Leak(one.whose, hint(text[one.begin : one.end])) for one in secrets_in(text)]
     leaks = [one for one in leaks if one and not (one.whose == "password" and _is_placeholder(one, text))]
     # the result of a call is unknown
@@ -119,7 +119,7 @@ def leaks_in(text: str, depth: int = 2) -> list[Leak]:
 
 
 def _is_placeholder(leak: Leak, text: str) -> bool:
-    """Return whether the password of an address is an example, as in `https://user:password@host`."""
+    """Return whether an address has an example password: `https://user:password@host`."""
     return all(
         _PLACEHOLDER.search(text[one.begin : one.end])
         or text[one.begin : one.end].lower() in ("password", "pass", "token")
@@ -129,7 +129,7 @@ def _is_placeholder(leak: Leak, text: str) -> bool:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #2625ae54
 def _constant_text(node: ast.AST | None, names: Mapping[str, str]) -> str | None:
-    """Return the text of a constant expression, with spaces for unknown parts, or None; `names`: {variable: text}."""
+    """Return a constant expression's text, spaces for unknown parts, or None; `names`: {variable: text}."""
     if isinstance(node, ast.Constant):
         value = node.value
         return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else None
@@ -149,7 +149,6 @@ def _constant_text(node: ast.AST | None, names: Mapping[str, str]) -> str | None
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #433e49b3
 def _filled_text(form: str | None, gap: str, words: list[ast.expr], names: Mapping[str, str]) -> str | None:
-    """Return `form` with `words` in place of each `gap`."""
     if form is None:
         return None
     for word in words:
@@ -171,7 +170,7 @@ def _called_text(node: ast.Call, names: Mapping[str, str]) -> str | None:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #c521caf2
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield (target, value) of each assignment in a statement, also of tuples and `+=`."""
+    """Yield (target, value) of each assignment, also of tuples and `+=`."""
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         yield node.target, ast.BinOp(node.target, node.op, node.value)
     elif isinstance(node, ast.AnnAssign):
@@ -187,7 +186,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #94e6e071
 def _given(call: ast.Call) -> Iterator[tuple[str | None, ast.AST]]:
-    """Yield (name, value) of a call's keywords, of the key of `login`, and of the password in `auth`."""
+    """Yield (name, value) of a call's keywords, of `login`'s key, and of the password in `auth`."""
     for word in call.keywords:
         name, value = word.arg, word.value
         if name in ("auth", "basic_auth") and isinstance(value, ast.Tuple) and len(value.elts) == 2:
@@ -198,7 +197,7 @@ def _given(call: ast.Call) -> Iterator[tuple[str | None, ast.AST]]:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #32f4c5c4
 class _ConstantFolder(ast.NodeVisitor):
-    """Visitor that collects constant texts, and (name, text) pairs of assignments, dicts and keywords."""
+    """Collector of constant texts, and of (name, text) pairs in assignments, dicts and keywords."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
@@ -206,7 +205,7 @@ class _ConstantFolder(ast.NodeVisitor):
         self.pairs: list[tuple[str, str]] = []
 
     def visit(self, node: ast.AST) -> None:
-        """Collect the texts of `node`, and visit its children."""
+        """Collect texts of `node` and its children."""
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name) and (text := _constant_text(node, self.names)):
             self.texts.append(text)
         for target, value in _assignments(node):
@@ -239,7 +238,7 @@ class _ConstantFolder(ast.NodeVisitor):
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #d4972f31
 def leaks_in_python(tree: ast.AST) -> list[Leak | None]:
-    """Return the keys in the constant texts of a program."""
+    """Return the keys in a program's constant texts."""
     program = _ConstantFolder()
     try:
         program.visit(tree)
@@ -250,7 +249,7 @@ def leaks_in_python(tree: ast.AST) -> list[Leak | None]:
 
 
 def leaks_in_code(source: str, plain: bool = False) -> list[Leak | None]:
-    """Return the keys in a cell of a notebook, or in a script (`plain`)."""
+    """Return the keys in a notebook cell, or in a script (`plain`)."""
     tree = parse(source, plain=plain).tree
     return [*leaks_in(source), *(leaks_in_python(tree) if tree is not None else ())]
 
@@ -259,12 +258,10 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/
 
 
 def _as_text(value: Any) -> str:
-    """Return a text of a notebook, which may be a list of lines."""
     return "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
 
 
 def _without_tags(text: str) -> str:
-    """Return HTML as plain text."""
     return html.unescape(re.sub(r"<[^<>]{0,2000}>", "", text))
 
 
@@ -295,7 +292,6 @@ def _of_kaggle(value: dict) -> Leak | None:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #444382a5
 def _leaks_in_outputs(outputs: list) -> Iterator[Leak | None]:
-    """Yield the keys in the outputs of a cell."""
     streams: dict[str, str] = {}
     for output in (item for item in outputs if isinstance(item, dict)):
         if output.get("output_type") == "stream":
@@ -316,7 +312,6 @@ def _leaks_in_outputs(outputs: list) -> Iterator[Leak | None]:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #2d4caccf
 def _leaks_in_attachments(cell: dict) -> Iterator[Leak | None]:
-    """Yield the keys in files that are attached to a text cell, in base64."""
     attachments = cell.get("attachments")
     for name, kinds in attachments.items() if isinstance(attachments, dict) else ():
         yield from leaks_in(str(name))
@@ -368,7 +363,7 @@ _NOT_SEARCHED = Leak(
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #b3b5c6f9
 def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
-    """Return the keys in a file called `name` with the beginning `raw`."""
+    """Return the keys in a file called `name` that begins with `raw`."""
     text, suffix, leaks = raw.decode("utf-8-sig", "replace"), Path(name).suffix.lower(), []
     if suffix in (".json", ".ipynb"):
         try:
@@ -384,7 +379,7 @@ def leaks_in_bytes(name: str, raw: bytes) -> list[Leak]:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #aeaff6af
 def leaks_in_file(path: Path) -> list[tuple[Leak, str]]:
-    """Return (key, file) for the file at `path`, which may be an archive; an unreadable file has none."""
+    """Return (key, file) for a file or archive; unreadable: none."""
     leaks = [(Leak("a file that holds keys", path.name), path.name)] if _BY_NAME.fullmatch(path.name) else []
     try:
         if path.suffix.lower() in _TEXTS or path.name.startswith("."):
@@ -398,7 +393,7 @@ def leaks_in_file(path: Path) -> list[tuple[Leak, str]]:
 
 
 def _leaks_in_archive(path: Path) -> Iterator[tuple[Leak, str]]:
-    """Yield the members of a ZIP file with a key's file name, and the keys in small texts."""
+    """Yield members with a key's file name, and keys in small texts."""
     with zipfile.ZipFile(path) as archive:
         if len(archive.infolist()) > _MOST_FILES:
             yield _NOT_SEARCHED, path.name
@@ -413,7 +408,7 @@ def _leaks_in_archive(path: Path) -> Iterator[tuple[Leak, str]]:
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #f213e205
 def leaks_in_folder(folder: Path, besides: frozenset[str] = frozenset()) -> list[tuple[Leak, str]]:
-    """Return (key, file) for files up to three levels below `folder`, without links, `.git` and names in `besides`."""
+    """Return (key, file) up to three levels below `folder`, without links, `.git` and `besides`."""
     files = (p for pattern in ("*", "*/*", "*/*/*", "*/*/*/*") for p in sorted(folder.glob(pattern)))
     own = (p for p in files if p.is_file() and not p.is_symlink() and ".git" not in p.relative_to(folder).parts)
     texts = (

@@ -30,7 +30,7 @@ from ..system.errors import RequestError
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #6ef814b0
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a notebook: number from 1 (None: a script), kind ('code', 'markdown', 'raw'), text and outputs."""
+    """Cell: number from 1 (None: a script), kind ('code', 'markdown', 'raw'), text, outputs."""
 
     number: int | None
     kind: str
@@ -38,7 +38,7 @@ class Cell:
     outputs: list = field(default_factory=list)
 
     def at(self, line: int | None = None) -> str:
-        """Return the name of this cell, or of a line of it, for tables."""
+        """Return this cell's name, or a line's, for tables."""
         if self.number is None:
             return f"line {line}" if line else ""
         return f"cell {self.number}" + (f", line {line}" if line else "")
@@ -58,10 +58,9 @@ def _cell_of(number: int, cell: dict[str, Any]) -> Cell:
 
 
 def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
-    """Return the cells of a notebook or script, and the notebook's metadata ({} for a script).
+    """Return the cells of a notebook or script, and the notebook's metadata.
 
-    Raises:
-        RequestError: `file` cannot be read or is no notebook of format 4.
+    Raise RequestError if `file` cannot be read or is no notebook of format 4.
     """
     text = read_text(file)
     if file.suffix.lower() != ".ipynb":
@@ -82,7 +81,7 @@ def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #7b946044
 def ends_inside(lines: list[str]) -> bool:
-    """Return whether the text ends inside a bracket, a string or a continued line."""
+    """Return whether the text ends inside a bracket, string or continued line."""
     if lines and lines[-1].endswith("\\"):
         return True
     try:
@@ -127,7 +126,7 @@ TOO_DEEP = "it is nested too deeply"
 
 
 def syntax_tree(text: str) -> tuple[ast.Module | None, tuple[int, str] | None]:
-    """Return (syntax tree, None), or (None, (line, message)) for an error."""
+    """Return (tree, None), or (None, (line, message))."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         with warnings.catch_warnings():
@@ -146,13 +145,13 @@ _WITHOUT_SIGN = re.compile(rf"(?m)^(\s*)((?:{_SIGNLESS})[ \t]+(?:[^\s=(\[.,:+*/]
 
 
 def unindented(source: str) -> str:
-    """Return the text without the indentation of its first line, as IPython runs it."""
+    """Return the text without its first line's indentation, as IPython does."""
     space = source[: len(source) - len(source.lstrip(" \t"))]
     return re.sub(rf"(?m)^{space}", "", source) if space else source
 
 
 def with_signs(source: str) -> str:
-    """Return the text with % before each line that looks like a magic without a sign."""
+    """Return the text with % before each magic without a sign."""
     return _WITHOUT_SIGN.sub(r"\1%\2", source)
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #95cd16f7
@@ -178,7 +177,7 @@ def _shell_lines(body: str, above: int) -> tuple[tuple[int, str], ...]:
 
 
 def parse(source: str, plain: bool = False) -> Parsed:
-    """Return the parsed cell; `plain` means a script without IPython lines."""
+    """Return the parsed cell; `plain`: a script without IPython lines."""
     head, _, body = source.lstrip("\n").partition("\n")
     above = source.count("\n") - body.count("\n")
     magic = re.match(r"%%(\S+)\s*(.*)", head) if not plain else None
@@ -206,7 +205,7 @@ _REDIRECTION = re.compile(r"\d?(?:>>?|<)(.*)", re.S)
 
 
 def _without_redirections(words: Iterable[str]) -> Iterator[str]:
-    """Yield the words without redirections such as `> log` and `2>/dev/null`."""
+    """Yield words without redirections such as `> log`."""
     skip = False
     for word in words:
         sign = _REDIRECTION.fullmatch(word)
@@ -216,7 +215,7 @@ def _without_redirections(words: Iterable[str]) -> Iterator[str]:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #a665e30d
 def commands(line: str) -> list[list[str]]:
-    """Return the words of each command in a shell line, without its variables, `sudo` and redirections."""
+    """Return the words of each command in a shell line, without variables, `sudo` and redirections."""
     try:
         if len(line) > _LONGEST_COMMAND:
             raise ValueError  # shlex would take minutes
@@ -235,7 +234,7 @@ def commands(line: str) -> list[list[str]]:
 
 
 def python_module(words: list[str]) -> list[str]:
-    """Return the words of `python -m pip install x` as `pip install x`, and of other commands unchanged."""
+    """Return `python -m pip install x` as `pip install x`, other words unchanged."""
     if words and re.fullmatch(r"(.*/)?python[\d.]*|\{sys\.executable\}", words[0]) and words[1:2] == ["-m"]:
         return words[2:]
     return words
@@ -254,7 +253,7 @@ class Use:
 
 @dataclass
 class Facts:
-    """All uses in a notebook or script."""
+    """Uses in a notebook or script."""
 
     imports: list[Use] = field(default_factory=list)
     calls: list[Use] = field(default_factory=list)
@@ -267,7 +266,7 @@ class Facts:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #7370746f
 def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
-    """Return the text of an expression, with UNKNOWN for unknown parts; None if it is no text or fully unknown."""
+    """Return an expression's text, UNKNOWN for unknown parts; None if wholly unknown or no text."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
@@ -289,7 +288,7 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
 
 
 def _dotted(node: ast.AST) -> str:
-    """Return a dotted name, CFG["model"] as CFG.model; '' for other nodes, so get_ipython().system is '.system'."""
+    """Return a dotted name, CFG["model"] as CFG.model; get_ipython().system as '.system'."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -301,7 +300,7 @@ def _dotted(node: ast.AST) -> str:
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #16e7f98c
 @dataclass(frozen=True)
 class Scope:
-    """Known values at one place of the code, and the facts to add to."""
+    """Known values at one place of the code, and the facts to extend."""
 
     facts: Facts
     cell: Cell
@@ -326,9 +325,9 @@ class Scope:
 
         Args:
             kind: Name of the list.
-            node: Its place in the code.
+            node: Place in the code.
             name: Name of the Use.
-            more: Further fields of the Use.
+            more: Its further fields.
         """
         use = Use(name, self.cell.at(getattr(node, "lineno", None)), self.sure(node), **more)
         getattr(self.facts, kind).append(use)
@@ -338,7 +337,7 @@ GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
 def sure_in_try(node: ast.Try | ast.TryStar) -> str | None:
-    """Return the certainty of a `try` body: guarded if it catches a failed import, maybe for other refusals."""
+    """Return a `try` body's certainty: guarded if it catches a failed import, maybe for other refusals."""
     caught = {
         _dotted(named).rpartition(".")[2]
         for handler in node.handlers
@@ -351,13 +350,13 @@ def sure_in_try(node: ast.Try | ast.TryStar) -> str | None:
 
 
 def sure_in_if(test: ast.expr) -> str | None:
-    """Return the certainty of an `if` body: None for `__main__`, guarded for TYPE_CHECKING, else maybe."""
+    """Return an `if` body's certainty: None for `__main__`, guarded for TYPE_CHECKING, else maybe."""
     text = ast.unparse(test)
     return None if "__name__" in text else "guarded" if "TYPE_CHECKING" in text else "maybe"
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #e90d63a6
 def branches(node: ast.AST) -> list[tuple[Sequence[ast.AST], str | None]] | None:
-    """Return the parts of a branching statement with the certainty of each (None: unchanged); None for other nodes."""
+    """Return a branching statement's parts with their certainty (None: unchanged); None for other nodes."""
     if isinstance(node, (ast.Try, ast.TryStar)):
         later = [*node.handlers, *node.orelse]
         return [(node.body, sure_in_try(node)), (later, "maybe"), (node.finalbody, None)]
@@ -395,7 +394,7 @@ def note_import_from(scope: Scope, node: ast.ImportFrom) -> Nodes:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #b962f11f
 def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
-    """Note the texts and flags of class attributes, for `CFG.model`."""
+    """Note texts and flags of class attributes, for `CFG.model`."""
     for statement in node.body:
         if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
             continue
@@ -409,7 +408,7 @@ def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
 
 
 def _note_function(scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Nodes:
-    """Read a function's body with its default texts as parameters; other parameters are unknown."""
+    """Read a function's body with its default texts; other parameters are unknown."""
     given = node.args
     places = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(places) - len(given.defaults)) + list(given.defaults)
@@ -424,7 +423,7 @@ def _note_function(scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #1f94ed3f
 def note_text(scope: Scope, node: ast.expr) -> Nodes:
-    """Note a text, literal or composed of known parts."""
+    """Note a text, literal or of known parts."""
     text = text_of(node, scope.names)
     if text is None:
         return ast.iter_child_nodes(node)
@@ -433,17 +432,17 @@ def note_text(scope: Scope, node: ast.expr) -> Nodes:
 
 
 def skip_remark(scope: Scope, node: ast.Expr) -> Nodes:
-    """Skip a text that is a statement of its own, such as a docstring."""
+    """Skip a text that is a statement, such as a docstring."""
     return () if isinstance(node.value, ast.Constant) else [node.value]
 
 
 def _take_over(known: dict[str, Any], of_class: str, of_object: str) -> None:
-    """Copy known values of a class to its object after cfg = CFG(). Both arguments are prefixes, such as 'CFG.'."""
+    """Copy known values with the class's prefix 'CFG.' to its object's, after cfg = CFG()."""
     known.update({of_object + name.removeprefix(of_class): known[name] for name in known if name.startswith(of_class)})
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #8fabda7c
 def _note_entries(scope: Scope, name: str, value: ast.Dict | ast.Constant) -> None:
-    """Note a flag, or the texts and flags in a dict, for `CFG['model']`."""
+    """Note a flag, or a dict's texts and flags, for `CFG['model']`."""
     if isinstance(value, ast.Constant):
         if isinstance(value.value, bool):
             scope.flags[name] = value.value
@@ -460,7 +459,7 @@ def _note_entries(scope: Scope, name: str, value: ast.Dict | ast.Constant) -> No
 
 
 def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
-    """Note the text of assigned names; any other value makes a name unknown again."""
+    """Note assigned texts; another value makes a name unknown."""
     text = text_of(node.value, scope.names)
     made = f"{_dotted(node.value.func)}." if isinstance(node.value, ast.Call) else " "
     for target in node.targets:
@@ -480,7 +479,7 @@ def note_assignment(scope: Scope, node: ast.Assign) -> Nodes:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #sa000002
 def note_choices(scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Nodes:
-    """Note several paths in a row as alternatives, so that none is certain."""
+    """Note several paths in a row as alternatives: none is certain."""
     texts = [text_of(element, scope.names) for element in node.elts]
     if sum(text is not None and text.startswith(("/", "../")) for text in texts) < 2:
         return ast.iter_child_nodes(node)
@@ -491,7 +490,7 @@ def note_choices(scope: Scope, node: ast.List | ast.Tuple | ast.Set) -> Nodes:
 
 
 def note_dict(scope: Scope, node: ast.Dict) -> Nodes:
-    """Note the texts in a dict under their keys."""
+    """Note a dict's texts under their keys."""
     for key, value in zip(node.keys, node.values, strict=True):
         name, text = text_of(key, scope.names), text_of(value, scope.names)
         if name and text:
@@ -506,7 +505,7 @@ def note_commands(scope: Scope, node: ast.AST, line: str, how: dict[str, bool] |
         scope: Known values.
         node: Place of the line.
         line: Text of the line.
-        how: {"check": whether a failure ends the notebook}; None: it does not.
+        how: {"check": whether a failure ends the notebook}.
     """
     for words in map(python_module, commands(line)):
         if words:
@@ -514,7 +513,7 @@ def note_commands(scope: Scope, node: ast.AST, line: str, how: dict[str, bool] |
 
 
 def note_ipython(scope: Scope, node: ast.AST, line: str) -> Nodes:
-    """Note a command, an installation, or a loaded module of an IPython line, and return code in it."""
+    """Note the command, installation or module of an IPython line; return its code."""
     name, _, rest = line[1:].strip().partition(" ")
     if line[0] == "!" or name in ("pip", "conda", "mamba", "uv"):
         note_commands(scope, node, line[1:])
@@ -537,7 +536,7 @@ def note_name(scope: Scope, node: ast.Name) -> Nodes:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #96eab43c
 def call_of(scope: Scope, node: ast.Call) -> Use:
-    """Return a call with its aliases resolved; arguments are texts or UNKNOWN, keywords may be plain values."""
+    """Return a call with aliases resolved; arguments are texts or UNKNOWN, keywords also plain values."""
     first, dot, rest = _dotted(node.func).partition(".")
     args = tuple(UNKNOWN if (text := text_of(arg, scope.names)) is None else text for arg in node.args)
     keywords = {k.arg: _value_of(k, scope) for k in node.keywords if k.arg}
@@ -546,7 +545,7 @@ def call_of(scope: Scope, node: ast.Call) -> Use:
 
 
 def _value_of(keyword: ast.keyword, scope: Scope) -> Any:
-    """Return a keyword's plain value, text or name of torchvision weights, else UNKNOWN."""
+    """Return a keyword's plain value, text or torchvision weights, else UNKNOWN."""
     value, name = keyword.value, _dotted(keyword.value)
     if isinstance(value, ast.Constant):
         return value.value
@@ -574,12 +573,12 @@ def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
 
 
 def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr], how: dict[str, bool]) -> None:
-    """Note a command in a list of words, some of them unknown.
+    """Note a command in a list of words.
 
     Args:
         scope: Known values.
         node: Place of the call.
-        parts: Words of the command.
+        parts: Words, some unknown.
         how: {"check": whether a failure ends the notebook}.
     """
     words = ["python" if _dotted(part) == "sys.executable" else text_of(part, scope.names) or UNKNOWN for part in parts]
@@ -623,7 +622,7 @@ READERS: dict[type[ast.AST], Callable[[Scope, Any], Nodes]] = {
 
 
 def read_node(scope: Scope, node: ast.AST) -> None:
-    """Note all uses in `node` and below it."""
+    """Note all uses in `node` and below."""
     parts = branches(node)
     if parts is None:
         reader = READERS.get(type(node))
@@ -635,7 +634,7 @@ def read_node(scope: Scope, node: ast.AST) -> None:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #0174287c
 def facts_of(cells: list[Cell]) -> Facts:
-    """Return the facts of the code cells, read in order; cells that cannot be parsed are noted as broken."""
+    """Return facts of the code cells in order; cells that cannot be parsed are `broken`."""
     facts = Facts()
     names: dict[str, str] = {}
     aliases: dict[str, str] = {}
@@ -665,6 +664,6 @@ def _read_cell(scope: Scope) -> None:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #19ea5b4f
 def tops(imports: list[Use]) -> Iterator[tuple[str, Use]]:
-    """Yield the top-level module of each import, such as `sklearn` of `sklearn.linear_model`, with the import."""
+    """Yield each import's top-level module with the import."""
     for use in imports:
         yield use.name.partition(".")[0], use

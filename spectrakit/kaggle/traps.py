@@ -33,7 +33,7 @@ _HARMLESS = (
 
 
 def names_are_all_written(cells: Iterable[Cell]) -> bool:
-    """Return whether the cells bind all names visibly: without star imports, `exec` or unknown magics."""
+    """Return whether all names are bound visibly: no star imports, `exec` or unknown magics."""
     for cell in cells:
         magic = re.match(r"\s*%%(\S+)", cell.source)
         if _MAKES_NAMES.search(cell.source) or (magic and magic[1] not in _HARMLESS.split()):
@@ -52,7 +52,6 @@ class Names:
 
 
 def _binds(node: ast.AST) -> list[str]:
-    """Return the names that a node itself binds."""
     if isinstance(node, ast.Name):
         return [node.id] if not isinstance(node.ctx, ast.Load) else []
     if isinstance(node, ast.alias):
@@ -70,7 +69,7 @@ _OF_A_CALL = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def _read(names: Names, node: ast.AST, sure: bool, inside: bool = False) -> None:
-    """Note the names that `node` and its children read and bind; `inside` a function bindings are local."""
+    """Note names that `node` reads and binds; `inside` a function bindings are local."""
     for name in _binds(node):
         names.bound.add(name)
         if not inside or isinstance(node, ast.Global):
@@ -85,7 +84,7 @@ def _read(names: Names, node: ast.AST, sure: bool, inside: bool = False) -> None
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the children of a node without annotations, which may never be evaluated."""
+    """Yield a node's children without annotations, which may never be evaluated."""
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns"):
             yield from (
@@ -94,7 +93,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def names_of(cell: Cell) -> Names:
-    """Return the names of a code cell; words in its magics count as bound."""
+    """Return the names of a code cell; words in magics count as bound."""
     parsed, names = parse(cell.source, plain=cell.number is None), Names()
     head = re.match(r"\s*%%(.*)", cell.source)
     for line in [*parsed.lines.values(), head[1] if head else ""]:
@@ -107,7 +106,7 @@ def names_of(cell: Cell) -> Names:
 
 # %% ../../nbs/88_kaggle/05_traps.ipynb #na000009
 def name_findings(kernel: Kernel) -> list[Finding]:
-    """Return the names that no cell defines, and names that only a later cell defines."""
+    """Return names that no cell, or only a later one, defines."""
     cells = [cell for cell in kernel.cells if cell.kind == "code"]
     if kernel.facts.broken or not names_are_all_written(cells):
         return []
@@ -155,7 +154,7 @@ def _opened(use: Use) -> Iterator[tuple[str, bool]]:
 
 # %% ../../nbs/88_kaggle/05_traps.ipynb #tr000001
 def _touched(kernel: Kernel) -> Iterator[tuple[str, str, bool, str, str]]:
-    """Yield (caller, path, whether it is written, level, place) of each path that a call or command opens."""
+    """Yield (caller, path, whether it is written, level, place) of each opened path."""
     for use in kernel.facts.calls:
         for path, writes in _opened(use) if use.how != "guarded" else ():
             yield f"{use.name.lstrip('.')}()", path, writes, level_of(use), use.where
@@ -169,7 +168,7 @@ def _touched(kernel: Kernel) -> Iterator[tuple[str, str, bool, str, str]]:
 
 
 def path_findings(kernel: Kernel) -> list[Finding]:
-    """Return the paths of another machine, and files written to read-only folders."""
+    """Return paths of another machine, and writes to read-only folders."""
     once: dict[tuple[str, str], Finding] = {}
     for by, path, writes, level, where in _touched(kernel) if kernel.platform == "kaggle" else ():
         shown = path.replace(UNKNOWN, "…")
@@ -197,7 +196,7 @@ def _tpu_finding(kernel: Kernel) -> Finding:
 
 
 def machine_findings(kernel: Kernel) -> list[Finding]:
-    """Return the findings on TPUs, and on code that needs a GPU that is not requested."""
+    """Return findings on TPUs, and on code that needs a missing GPU."""
     values, calls, findings = kernel.values, kernel.facts.calls, []
     if is_on(values, "enable_tpu") or str(values.get("machine_shape") or "").startswith("Tpu"):
         findings.append(_tpu_finding(kernel))
@@ -220,7 +219,6 @@ _SAMPLES = re.compile("sample[_ -]?submission")
 
 
 def _serves(kernel: Kernel) -> bool:
-    """Return whether the kernel serves the evaluation API."""
     facts = kernel.facts
     return any("kaggle_evaluation" in use.name or "aimo" in use.name for use in facts.imports) or any(
         use.name.endswith((".serve", "InferenceServer")) for use in facts.calls
@@ -228,7 +226,7 @@ def _serves(kernel: Kernel) -> bool:
 
 
 def submission_findings(kernel: Kernel) -> list[Finding]:
-    """Return the findings on an attached competition that is not read or gets no submission."""
+    """Return findings on a competition that is not read or gets no submission."""
     if isinstance(tags := kernel.values.get("keywords"), list) and "util-script" in tags:
         return []
     cups = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
@@ -255,7 +253,7 @@ _TRAINS = ("spectrakit.fit", "spectrakit.cross_validate", "spectrakit.search")
 
 
 def random_findings(kernel: Kernel) -> list[Finding]:
-    """Return the finding on a kernel that trains on random numbers and reads no input."""
+    """Return the finding on training on random numbers without input."""
     calls, facts = kernel.facts.calls, kernel.facts
     made = [use for use in calls if _RANDOM.match(use.name)]
     texts = [use.name for use in facts.texts] + [str(a) for use in calls for a in use.args]

@@ -55,17 +55,17 @@ DONE_FILE = ".spectrakit-up.json"
 
 
 def read_done(folder: Path) -> dict[str, Any]:
-    """Return the recorded steps for the kernel in `folder`, or {}."""
+    """Return the recorded steps of the kernel, or {}."""
     return read_mapping(folder / DONE_FILE, 1 << 16)
 
 
 def note_done(folder: Path, **facts: Any) -> None:
-    """Add `facts` to the recorded steps for the kernel in `folder`."""
+    """Add `facts` to the recorded steps."""
     write_atomic(folder / DONE_FILE, json.dumps({**read_done(folder), **facts}, indent=1) + "\n")
 
 
 def content_sha256(folder: Path, wheels: str) -> str:
-    """Return the hash of a kernel's metadata and code, and of its `wheels` hash."""
+    """Return the hash of a kernel's metadata, code and `wheels` hash."""
     values = read_metadata(folder / KERNEL_FILE)
     code = folder / str(values.get("code_file"))
     sha256 = hashlib.sha256(json.dumps(values, sort_keys=True).encode() + wheels.encode())
@@ -93,7 +93,7 @@ class UpOptions:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #795f1942
 def dataset_status(name: str) -> str | None:
-    """Return the status of a data set, such as 'ready'; None if it is missing or not readable for you."""
+    """Return a data set's status, such as 'ready'; None if missing or not readable."""
     status, text = ask_client(["datasets", "status", name])
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if status == 0 and lines:
@@ -104,7 +104,7 @@ def dataset_status(name: str) -> str | None:
 
 
 def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
-    """Wait until a data set is ready, asking each `poll_s` seconds; raise KaggleError on failure or after `most_s`."""
+    """Wait for a data set, asking each `poll_s` seconds; raise KaggleError on failure or after `most_s`."""
     end, last = time.monotonic() + most_s, ""
     while (status := dataset_status(name) or "not there yet") != "ready":
         if status != last:
@@ -121,7 +121,7 @@ def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000001
 def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
-    """Create a data set from `folder`; `words` are further client arguments. Raise KaggleError if Kaggle refuses it."""
+    """Create a data set from `folder`; `words`: further client arguments. Raise KaggleError if refused."""
     output = call_client(["datasets", "create", "-p", str(folder), *words], dry_run)
     if refused := re.search(r"creation error: (.+)", output):  # with exit status 0
         raise KaggleError(
@@ -130,12 +130,12 @@ def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #e2b4d1e7
 def house_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
-    """Return the folder of wheels for a kernel, made if needed.
+    """Return the kernel's folder of wheels, made if needed.
 
     Args:
         folder: Folder of the kernel.
-        wheels: Folder of wheels. None: the one beside the kernel, or a new one there.
-        owner: Kaggle user name for the metadata of a new one. None: a placeholder.
+        wheels: Folder of wheels. None: beside the kernel.
+        owner: Kaggle user name for new metadata. None: a placeholder.
         dry_run: Make nothing.
     """
     house = Path(wheels) if wheels is not None else wheels_beside(folder) or folder.resolve().parent / "wheels"
@@ -151,9 +151,9 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
 
     Args:
         house: Folder of wheels.
-        owner: Kaggle user name that replaces a placeholder.
-        known: Hash of the wheels that were uploaded before.
-        options: `dry_run` and `poll_s` are used.
+        owner: Kaggle user name in place of a placeholder.
+        known: Hash of the wheels uploaded before.
+        options: For `dry_run` and `poll_s`.
 
     Raises:
         RequestError: The owner is unknown.
@@ -187,7 +187,7 @@ def run_stands(name: str) -> tuple[str, str]:
 
 
 def _wait_for_end(name: str, poll_s: float) -> tuple[str, str]:
-    """Return the final status of a kernel's run and the reason; print each change of status."""
+    """Print each change of status; return the final one and the reason."""
     last = ""
     while True:
         status, why = run_stands(name)
@@ -202,7 +202,7 @@ def _wait_for_end(name: str, poll_s: float) -> tuple[str, str]:
 
 
 def follow_run(folder: Path, options: UpOptions) -> tuple[str, str]:
-    """Print a kernel's log; return its final status and Kaggle's reason. Raise KaggleError if the client fails."""
+    """Print a kernel's log; return its final status and reason; raise KaggleError if the client fails."""
     name = kernel_name(folder)
     try:
         kernel_logs(folder, follow=True, dry_run=options.dry_run)
@@ -225,12 +225,11 @@ _OUT_OF_TIME = re.compile(r"tim(?:e|ed)[- ]?(?:out|limit)|exceeded .*\b(?:time|r
 
 
 def was_cut_short(status: str, why: str) -> bool:
-    """Return whether a failed run may succeed if repeated; `why` is Kaggle's reason."""
+    """Return whether a failed run may succeed if repeated; `why`: Kaggle's reason."""
     return status in FAILED and (status != "ERROR" or bool(_OUT_OF_TIME.search(why)))
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #3f16a2f7
 def _what_now(folder: Path, version: int | None, status: str, why: str) -> str:
-    """Return the advice after a failed version."""
     place = shlex.quote(str(folder))
     if not was_cut_short(status, why):
         return (
@@ -249,13 +248,13 @@ def _what_now(folder: Path, version: int | None, status: str, why: str) -> str:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #u9000003
 def _results_in(out: Path) -> dict[Path, int]:
-    """Return the submissions in a folder and the summaries of the runs below it, with their times of writing."""
+    """Return times of writing of submissions, and of the summaries below the folder."""
     submissions = [path for path in out.glob("submission.*") if path.suffix in SCORED]
     return {path: path.stat().st_mtime_ns for path in sorted([*submissions, *out.rglob("summary.json")])}
 
 
 def _report_failures(new: Sequence[Path]) -> None:
-    """Print each failed run among the `new` summaries, with the number of predicted samples."""
+    """Print each failed run among the `new` summaries."""
     for path in new:
         summary = read_summary(path.parent)
         if summary.get("status") == "failed":
@@ -265,7 +264,7 @@ def _report_failures(new: Sequence[Path]) -> None:
 
 
 def _report_submission(folder: Path, version: int | None, new: Sequence[Path], options: UpOptions) -> Path | None:
-    """Print and return the submission among the `new` files, or print that the competition's is missing."""
+    """Print and return the new submission, or print that the competition's is missing."""
     new = [path for path in new if path.suffix in SCORED]
     if new:
         print(one_line(f"{new[0]} is the submission of version {version}"))
@@ -282,7 +281,7 @@ def _report_submission(folder: Path, version: int | None, new: Sequence[Path], o
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000004
 def kept_metadata(name: str, version: int) -> dict[str, Any]:
-    """Return the metadata of the data set for the output of a version of the kernel `name` (owner/slug)."""
+    """Return metadata of a data set for the output of a version of the kernel `name`."""
     owner, _, slug = name.partition("/")
     kept = f"{slug[:36].rstrip('-')}-kept-{version}"  # Kaggle's maximum is 50 characters
     return {
@@ -293,14 +292,14 @@ def kept_metadata(name: str, version: int) -> dict[str, Any]:
 
 
 def attach_kept(values: dict[str, Any], dataset: str) -> dict[str, Any]:
-    """Return a kernel's metadata with `dataset` attached in place of the ones of earlier versions."""
+    """Return a kernel's metadata with `dataset` in place of earlier versions' outputs."""
     earlier = re.compile(re.escape(dataset.rstrip("0123456789")) + r"\d+")
     others = [name for name in values.get("dataset_sources") or [] if not earlier.fullmatch(str(name))]
     return {**values, "dataset_sources": [*others, dataset]}
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000006
 def fetch_kept(folder: Path, version: int, options: UpOptions) -> Path:
-    """Fetch the output of a version for an upload; raise RequestError if it has no checkpoint."""
+    """Fetch a version's output; raise RequestError if it has no checkpoint."""
     place = folder / "kept" / f"version-{version}"
     kernel_output(folder, place, dry_run=options.dry_run)
     if not options.dry_run:
@@ -314,10 +313,9 @@ def fetch_kept(folder: Path, version: int, options: UpOptions) -> Path:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000008
 def take_along(folder: Path, version: int, options: UpOptions) -> None:
-    """Attach the output of `version` to the kernel in `folder`, as a data set.
+    """Attach the output of `version` to the kernel, as a data set.
 
-    Raises:
-        RequestError: The version is still running, or has left no checkpoint.
+    Raise RequestError if the version still runs or left no checkpoint.
     """
     status = "" if options.dry_run else run_stands(kernel_name(folder))[0]
     if status and status != "COMPLETE" and status not in FAILED:
@@ -334,7 +332,7 @@ def take_along(folder: Path, version: int, options: UpOptions) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #u9000005
 def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, options: UpOptions) -> int | None:
-    """Push the kernel if it has changed or was stopped; return the running version."""
+    """Push the kernel if it changed or was stopped; return the running version."""
     done = read_done(folder)
     if options.keep:
         take_along(folder, int(done["version"]), options)
@@ -357,7 +355,7 @@ def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, option
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000010
 def _check_asked(folder: Path, options: UpOptions) -> None:
-    """Raise RequestError if the client is missing, or `keep` is set without a pushed version."""
+    """Raise RequestError if the client is missing, or `keep` has no pushed version."""
     if not options.dry_run:
         client()
     if options.keep and not read_done(folder).get("version"):
@@ -372,12 +370,12 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
     Wheels are made and uploaded if needed. After an error the same call continues.
 
     Args:
-        folder: Folder of the kernel, as `init_kernel` makes it.
+        folder: Folder of the kernel.
         owner: Kaggle user name. Default: from the kernel, the environment or kaggle.json.
         options: Less common options.
 
     Raises:
-        KaggleError: Kaggle or the check before the push refuses something, or the run failed.
+        KaggleError: Kaggle or the check refuses something, or the run failed.
         RequestError: An argument is wrong.
     """
     folder = checked_path(folder, "The folder")
@@ -407,7 +405,6 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #31622271
 def _competition_of(folder: Path, given: str | None) -> str:
-    """Return the competition: `given`, or the only attached one."""
     if given is not None:
         return given
     attached = read_metadata(folder / KERNEL_FILE).get("competition_sources") or []
@@ -418,7 +415,7 @@ def _competition_of(folder: Path, given: str | None) -> str:
 
 
 def read_submissions(text: str) -> list[dict[str, str]]:
-    """Return the rows of the client's table of submissions, newest first, without the lines above it."""
+    """Return the rows of the client's table of submissions, newest first."""
     lines = text.splitlines()
     head = next((i for i, line in enumerate(lines) if "status" in line and "publicScore" in line), len(lines))
     return [dict(row) for row in csv.DictReader(lines[head:])]
@@ -429,7 +426,6 @@ _REFUSED = re.compile(r"Could not (?:find competition|submit)[^\n]*")  # with ex
 
 
 def _ask_submissions(competition: str) -> list[dict[str, str]]:
-    """Return the table of submissions to `competition`, newest first; raise KaggleError if the client fails."""
     status, text = ask_client(["competitions", "submissions", competition, "--csv"])
     if status:
         raise KaggleError(explain_failure(text, status))
@@ -437,12 +433,12 @@ def _ask_submissions(competition: str) -> list[dict[str, str]]:
 
 
 def _identity(row: dict[str, str]) -> tuple[str | None, ...]:
-    """Return the fields of a submission that stay the same while it is scored."""
+    """Return fields that stay the same while a submission is scored."""
     return tuple(row.get(name) for name in ("ref", "fileName", "date"))
 
 
 def _earlier(competition: str) -> set[tuple[str | None, ...]] | None:
-    """Return the earlier submissions; None if the client fails, since the next command may explain why."""
+    """Return earlier submissions; None if the client fails: the next command may explain why."""
     try:
         return {_identity(row) for row in _ask_submissions(competition)}
     except KaggleError:
@@ -450,7 +446,7 @@ def _earlier(competition: str) -> set[tuple[str | None, ...]] | None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #2a35c6d1
 def _is_of(row: dict[str, str], message: str) -> bool:
-    """Return whether a submission has this message; Kaggle keeps 500 characters of it, without outer spaces."""
+    """Return whether a submission has this message, of which Kaggle keeps 500 characters."""
     kept = " ".join(str(row.get("description") or "").split())
     return kept == (whole := " ".join(message.split())) or (len(kept) > 400 and whole.startswith(kept))
 
@@ -458,16 +454,10 @@ def _is_of(row: dict[str, str], message: str) -> bool:
 def _wait_for_score(
     what: "Submission", competition: str, ref: str, earlier: set[tuple[str | None, ...]]
 ) -> dict[str, str]:
-    """Return the row of a submission once it is scored or has failed.
+    """Return a submission's row once it is scored or has failed.
 
-    Args:
-        what: The submission.
-        competition: Its slug.
-        ref: Reference of the submission; '' if unknown: then its message identifies it.
-        earlier: Identities of earlier submissions, which are skipped.
-
-    Raises:
-        KaggleError: The client fails, or the submission does not appear.
+    `ref`: its reference; '': its message identifies it among those not in `earlier`. Raise KaggleError if it does
+    not appear.
     """
     last, end = "", time.monotonic() + _SHOWS_UP_S
     while True:
@@ -503,15 +493,9 @@ class Submission:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #8255b632
 def submit_kernel(folder: Path | str, what: Submission) -> str:
-    """Submit the output of the kernel in `folder`; return its public score, '' without waiting.
+    """Submit the kernel's output; return its public score, '' without waiting.
 
-    Args:
-        folder: Folder of the kernel.
-        what: Message, competition, version and file.
-
-    Raises:
-        RequestError: The version or competition is unknown.
-        KaggleError: Kaggle refuses the submission or cannot score it.
+    Raise RequestError if version or competition is unknown, KaggleError if Kaggle refuses or cannot score it.
     """
     folder = checked_path(folder, "The folder")
     competition, name = _competition_of(folder, what.competition), kernel_name(folder)

@@ -40,13 +40,13 @@ class DryInstall:
 
 
 def _outcome(done: subprocess.CompletedProcess) -> str:
-    """Return the last line of a child process's output."""
+    """Return the last line of a process's output."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return (lines[-1] if lines else f"it ended with status {done.returncode}, without output")[:400]
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #e45b89a4
 def find_python(minor: str) -> str | None:
-    """Return the path of a Python of version `minor`, such as 3.12, on this machine, or None."""
+    """Return the path of a Python of version `minor`, such as 3.12, or None."""
     if minor == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return sys.executable
     places = [
@@ -65,7 +65,7 @@ def find_python(minor: str) -> str | None:
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #ef1e7222
 def build_environment(python: str, shipped: PlatformPackages, folder: Path) -> tuple[str, Path]:
-    """Return (Python, site folder) of a new environment with pip and an empty entry for each shipped package."""
+    """Return (Python, site folder) of a new environment with an empty entry per shipped package, and pip."""
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True, timeout=120)
     site = next((folder / "lib").glob("python*/site-packages"))
     for name, version in shipped.packages.items():
@@ -82,7 +82,7 @@ def build_environment(python: str, shipped: PlatformPackages, folder: Path) -> t
 def link_packages(shipped: PlatformPackages, folder: Path) -> list[str]:
     """Link the modules of shipped packages into `folder`; return their names.
 
-    Without torch and accelerate, because the tested code must not import them.
+    Without torch and accelerate: the tested code must not import them.
     """
     from importlib.metadata import distributions
 
@@ -106,7 +106,7 @@ def link_packages(shipped: PlatformPackages, folder: Path) -> list[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #f34c2eaa
 def without_network() -> list[str]:
-    """Return the command prefix that disables the network, or [] if it is not permitted."""
+    """Return the command prefix that disables the network; [] if not permitted."""
     for prefix in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
         if shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
             return prefix
@@ -114,7 +114,7 @@ def without_network() -> list[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #c85454a1
 def _environ(folder: Path) -> dict[str, str]:
-    """Return the environment variables: without the user's settings, an index or a network."""
+    """Return variables without the user's settings, an index or a network."""
     nowhere = {
         name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     }
@@ -148,7 +148,7 @@ print(spectrakit.__version__, "compose hydra", __import__("hydra").__version__)
 def _install_and_check(
     wheelhouse: Path, python: str, shipped: PlatformPackages, folder: Path, net: Sequence[str], imports: bool
 ) -> tuple[list[str], list[str]]:
-    """Install in a fresh environment of `python` and check it; return (passed tests, failures)."""
+    """Install in a fresh environment and check it; return (passed tests, failures)."""
     interpreter, _ = build_environment(python, shipped, folder / "environment")
 
     def run(*words: str) -> subprocess.CompletedProcess:
@@ -185,7 +185,7 @@ def _served_pythons(wheelhouse: Path) -> list[str]:
 def _untried(
     shipped: PlatformPackages, python: str | None, tried_with: Sequence[str], isolated: bool
 ) -> tuple[str, ...]:
-    """Return one sentence for each test that was impossible with the Pythons `tried_with`."""
+    """Return a sentence per test that was impossible with the Pythons `tried_with`."""
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     lines = []
     if python is None:
@@ -203,10 +203,7 @@ def _untried(
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #c87cc330
 def dry_install(wheelhouse: Path, shipped: PlatformPackages, folder: Path) -> DryInstall:
-    """Install `wheelhouse` as on the platform `shipped`, with the platform's Python and this Python.
-
-    `folder` is an empty work folder.
-    """
+    """Install `wheelhouse` as on `shipped`, with the platform's Python and this one; `folder` is empty."""
     wheelhouse, net = Path(wheelhouse).resolve(), without_network()
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if find_spec("pip") is None or not sys.platform.startswith("linux"):

@@ -46,7 +46,7 @@ FAMILIES = {
 
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #49bf0561
 def modules_of(package: str) -> set[str]:
-    """Return the modules that a package may contain, in lower case, from the table or from its name."""
+    """Return modules that a package may contain, in lower case, by table or name."""
     name = re.sub(r"[-_.]+", "-", package).lower()
     if name in MODULES:
         return set(MODULES[name])
@@ -57,7 +57,7 @@ def modules_of(package: str) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """Return the package of a module: 'iterstrat' → 'iterative-stratification'; by default of the same name."""
+    """Return a module's package: 'iterstrat' → 'iterative-stratification'; by default of the same name."""
     named = [package for package, modules in MODULES.items() if module.lower() in modules]
     return named[0] if named else module.replace("_", "-")
 
@@ -77,9 +77,9 @@ EXTRA_MODULES = {"kaggle": _KAGGLE.split(), "colab": ["portpicker"]}
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #51819676
 @cache
 def importable_offline(platform: str = "kaggle") -> frozenset[str]:
-    """Return the modules, in lower case, that a notebook on `platform` can import without internet.
+    """Return modules, in lower case, that `platform` has without internet.
 
-    Raise RequestError if there is no list for `platform`.
+    Raise RequestError if it has no list.
     """
     packages = {name for shipped in shipped_on(platform) for name in shipped.packages}
     return frozenset(
@@ -90,7 +90,7 @@ def importable_offline(platform: str = "kaggle") -> frozenset[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #bd68c235
 def modules_in_wheel(wheel: Path) -> set[str]:
-    """Return the top-level modules in a wheel, in lower case; raise RequestError if it is not a wheel."""
+    """Return a wheel's top-level modules, in lower case; raise RequestError for other files."""
     try:
         if not wheel.is_file():
             raise OSError("it is no file")
@@ -113,7 +113,7 @@ def modules_in_wheel(wheel: Path) -> set[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #71ce1d02
 def read_wheels(folder: Path) -> tuple[set[str], dict]:
-    """Return the modules that a session gets from the wheels in `folder`, and its wheelhouse.json or {}.
+    """Return the modules of the wheels in `folder`, and its wheelhouse.json or {}.
 
     Wheels for launch processes do not count. Raise RequestError if a wheel is damaged.
     """

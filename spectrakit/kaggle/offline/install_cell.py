@@ -97,7 +97,7 @@ install_spectrakit()"""
 
 # %% ../../../nbs/88_kaggle/00_offline/05_install_cell.ipynb #6e80243f
 def list_sha256(wheels: Path | str) -> str:
-    """Return the sha256 of wheelhouse.json in `wheels`, which identifies the folder's content."""
+    """Return the sha256 of wheelhouse.json in `wheels`, which identifies the folder."""
     file = Path(wheels) / "wheelhouse.json"
     try:
         with open_regular(file) as opened:
@@ -113,13 +113,13 @@ _NAMED = re.compile(r'((?<![A-Z_])SHA256 = \\?")([0-9a-f]*)(\\?")')
 
 
 def named_sha256(text: str) -> str | None:
-    """Return the hash in the install cell of `text`: '' if it is empty, None if there is no such cell."""
+    """Return the hash in the install cell of `text`: '' if empty, None without such a cell."""
     match = _NAMED.search(text)
     return match[2] if match and "def install_spectrakit" in text else None
 
 
 def naming(text: str, sha256: str, slug: str | None = None) -> str:
-    """Return `text` with this `sha256` (and data set `slug`, if given) in its install cell."""
+    """Return `text` with this `sha256`, and data set `slug`, in its install cell."""
     if named_sha256(text) is None:
         return text
     text = text if slug is None else _SLUG.sub(rf"\g<1>{slug}\g<3>", text)
@@ -127,13 +127,13 @@ def naming(text: str, sha256: str, slug: str | None = None) -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/05_install_cell.ipynb #release
 def release_wheel(address: str, version: str) -> str:
-    """Return pip's requirement for release `version` at the repository `address` ('https://HOST/OWNER/NAME'), or ''."""
+    """Return pip's requirement for a release at `address` ('https://HOST/OWNER/NAME'), or ''."""
     file = f"{DISTRIBUTION.replace('-', '_')}-{version}-py3-none-any.whl"
     return f"{DISTRIBUTION} @ {address.rstrip('/')}/releases/download/v{version}/{file}" if address else ""
 
 
 def install_cell(address: str = "", version: str = "") -> str:
-    """Return the install cell that, without attached wheels, installs the release from `address`."""
+    """Return the install cell that installs the release from `address` if no wheels are attached."""
     return INSTALL_CELL.replace('NETWORK = ""', f'NETWORK = "{release_wheel(address, version)}"')
 
 # %% ../../../nbs/88_kaggle/00_offline/05_install_cell.ipynb #d74c3f98

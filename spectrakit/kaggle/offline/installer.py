@@ -39,7 +39,7 @@ MOST_BYTES = 1 << 20  # of a list of wheels
 
 
 class Told(Exception):
-    """Error with a message for users, without control characters."""
+    """Error message without control characters."""
 
     def __init__(self, text: str):
         Exception.__init__(self, "".join(c if c.isprintable() else "\ufffd" for c in text))
@@ -54,12 +54,12 @@ class Failed(Told):
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #aa3577e2
 def normal_name(name: str) -> str:
-    """Return the normalized name of a package: `Ruamel_YAML` as ruamel-yaml."""
+    """Return a package's normalized name: `Ruamel_YAML` as ruamel-yaml."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def version_here(name: str) -> "str | None":
-    """Return the version of package `name` in this environment, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -71,13 +71,13 @@ def _all_texts(values: "list | None") -> bool:
 
 
 def _is_entry(wheel: dict) -> bool:
-    """Return whether a list entry has all required texts and names a file without a folder."""
+    """Return whether a list entry has all texts and names a file without a folder."""
     texts = [wheel[key] for key in ("file", "name", "version", "sha256", "where")]
     return _all_texts(texts) and _all_texts(wheel.get("python", [])) and os.path.basename(texts[0]) == texts[0]
 
 
 def read_manifest(folder: str, sha256: "str | None" = None) -> dict:
-    """Return the content of wheelhouse.json in `folder`; refuse a missing, damaged or other list than `sha256`."""
+    """Return wheelhouse.json of `folder`; refuse a missing or damaged list, or another than `sha256`."""
     path = os.path.join(folder, "wheelhouse.json")
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -112,7 +112,7 @@ def check_python(manifest: dict) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #5c71da25
 def _packaging(name: str) -> "Any":
-    """Return a module of packaging, or of pip's copy of it."""
+    """Return a module of packaging, or of pip's copy."""
     for home in ("packaging.", "pip._vendor.packaging."):
         try:
             return importlib.import_module(home + name)
@@ -124,7 +124,7 @@ def _packaging(name: str) -> "Any":
 
 
 def runs_here(file: str) -> bool:
-    """Return whether a wheel with this file name fits this Python and machine, by pip's rules."""
+    """Return whether a wheel of this file name fits this Python and machine."""
     try:
         tags = _packaging("utils").parse_wheel_filename(file)[3]
     except ValueError:
@@ -133,7 +133,7 @@ def runs_here(file: str) -> bool:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #cbb2b5f5
 def check_file(folder: str, wheel: dict) -> str:
-    """Return the path of a wheel; refuse it if it is missing, damaged or for another machine."""
+    """Return a wheel's path; refuse it if missing, damaged or for another machine."""
     path = os.path.join(folder, wheel["file"])
     if not os.path.isfile(path):
         raise Refused("{} is missing in {}. {}".format(wheel["file"], folder, AGAIN))
@@ -153,7 +153,7 @@ def check_file(folder: str, wheel: dict) -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #ccc89f26
 def requirements_of(path: str, extras: tuple = (), markers: "dict | None" = None) -> list:
-    """Return the requirements of the wheel at `path` with these `extras` that apply here, or where `markers` hold."""
+    """Return the wheel's requirements with these extras that apply here, or for `markers`."""
     requirements = _packaging("requirements")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -168,9 +168,9 @@ def requirements_of(path: str, extras: tuple = (), markers: "dict | None" = None
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #231d3c32
 def unmet_requirements(wheels: list, paths: list, extras: tuple = ()) -> list:
-    """Return one sentence for each requirement that neither this environment nor `wheels` meet.
+    """Return a sentence per requirement that neither this environment nor `wheels` meet.
 
-    `wheels` are manifest entries with their `paths`; `extras` are the requested ones of spectrakit.
+    `wheels`: manifest entries at `paths`; `extras`: of spectrakit.
     """
     offered, problems = {normal_name(w["name"]): w["version"] for w in wheels}, []
     for wheel, path in zip(wheels, paths, strict=False):
@@ -209,7 +209,7 @@ def _pip(*arguments: str) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #0595c9d2
 def check_writable() -> None:
-    """Refuse an environment in which pip can write neither the packages nor the user's own ones."""
+    """Refuse an environment in which pip can write no packages."""
     target = sysconfig.get_paths()["purelib"]
     if os.access(target, os.W_OK) or (sys.prefix == sys.base_prefix and site.ENABLE_USER_SITE):
         return
@@ -220,7 +220,7 @@ def check_writable() -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #14eced1e
 def other_owners(path: "list | None" = None) -> list:
-    """Return 'name version' of other distributions with a package `spectrakit` on `path` (default: sys.path)."""
+    """Return 'name version' of other distributions with a package `spectrakit` on `path`."""
     owners = set()
     for distribution in metadata.distributions(path=sys.path if path is None else path):
         files = distribution.read_text("RECORD") or distribution.read_text("installed-files.txt") or ""
@@ -232,7 +232,7 @@ def other_owners(path: "list | None" = None) -> list:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #bae42a21
 def is_ours(folder: str) -> bool:
-    """Return whether the package in `folder` is spectrakit-train, by a file that only it has."""
+    """Return whether `folder` holds spectrakit-train, by a file that only it has."""
     return os.path.isfile(os.path.join(folder, "kaggle", "offline", "installer.py"))
 
 
@@ -253,7 +253,7 @@ def check_name_is_free(path: "list | None" = None) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #18060209
 def launch_folders() -> list:
-    """Return the folders for packages of launch processes, in order of preference."""
+    """Return folders for packages of launch processes, preferred first."""
     if os.environ.get("SPECTRAKIT_LAUNCH_PATH"):
         return [os.environ["SPECTRAKIT_LAUNCH_PATH"]]
     name = os.path.join("share", "spectrakit", "launch-" + PYTHON)
@@ -261,7 +261,7 @@ def launch_folders() -> list:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #9c95f872
 def install_for_launch(paths: list) -> str:
-    """Install the wheels at `paths` into a folder for launch processes; return that folder."""
+    """Install the wheels into a folder for launch processes; return it."""
     for folder in launch_folders():
         try:
             os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
@@ -284,7 +284,7 @@ def install_for_launch(paths: list) -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #b74ca770
 def version_for_launch(name: str) -> "str | None":
-    """Return the version of package `name` that launch processes import, or None."""
+    """Return the version that launch processes import, or None."""
     versions = [
         d
         for folder in launch_folders()
@@ -295,7 +295,7 @@ def version_for_launch(name: str) -> "str | None":
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #19f7eb73
 def wheels_to_install(manifest: dict, where: str) -> list:
-    """Return the wheels to install here for `where`: 'session' or 'launch'."""
+    """Return the wheels to install for `where`: 'session' or 'launch'."""
     wheels = [w for w in manifest["wheels"] if w["where"] == where and PYTHON in w.get("python", manifest["python"])]
     if where == "launch":
         parse, current = _packaging("version").Version, {w["name"]: version_for_launch(w["name"]) for w in wheels}
@@ -321,8 +321,8 @@ def _print_summary(installed: list, wheels: list) -> None:
 def install(folder: "str | None" = None, anyway: bool = False, sha256: "str | None" = None) -> list:
     """Install the missing wheels of `folder`; return them, such as ['spectrakit-train 0.1.0'].
 
-    `folder` is by default the one of this file. `anyway` installs in spite of unmet requirements. `sha256` is the
-    expected hash of wheelhouse.json. Refused: the wheels do not fit here. Failed: pip did not finish.
+    `folder`: by default this file's. `anyway`: in spite of unmet requirements. `sha256`: expected, of
+    wheelhouse.json. Refused: the wheels do not fit here. Failed: pip did not finish.
     """
     folder = os.path.abspath(folder or os.path.dirname(os.path.abspath(__file__)))
     manifest = read_manifest(folder, sha256)

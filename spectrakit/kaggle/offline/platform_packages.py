@@ -24,7 +24,7 @@ PYTHONS = ("3.11", "3.12", "3.13")  # tested versions
 
 
 def normal_name(name: str) -> str:
-    """Return the normalized name of a package: lower case, single dashes."""
+    """Return a package's normalized name: lower case, single dashes."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 # %% ../../../nbs/88_kaggle/00_offline/00_platform_packages.ipynb #1b3af725
@@ -77,9 +77,9 @@ def _package(line: str) -> tuple[str, str] | None:
 
 # %% ../../../nbs/88_kaggle/00_offline/00_platform_packages.ipynb #98d125cd
 def parse_list(text: str, where: str, **facts: str) -> PlatformPackages:
-    """Return the packages in `text`: one of spectrakit's lists or a `pip freeze`; raise RequestError for other text.
+    """Return the packages in a list or `pip freeze`; raise RequestError for other text.
 
-    `where` is its name for messages, `facts` are fields that `text` does not contain.
+    `where`: its name for messages; `facts`: fields that it lacks.
     """
     packages: dict[str, str] = {}
     inferred: set[str] = set()
@@ -122,10 +122,9 @@ def read_list(file: Path | str, **facts: str) -> PlatformPackages:
 
 
 def shipped_on(target: str) -> tuple[PlatformPackages, ...]:
-    """Return the package lists of `target`, one per Python.
+    """Return the package lists of 'kaggle', 'colab' or 'python==3.12', one per Python.
 
-    `target` is 'kaggle', 'colab', or 'python==3.12' for any machine with that Python and torch; raise RequestError for
-    others.
+    Raise RequestError for other targets.
     """
     check_type(target, str, "The platform", "kaggle, colab or python==3.12")
     if match := re.fullmatch(r"python\s*==?\s*(\d+\.\d+)(\.\d+)?", target.strip().lower()):
@@ -144,7 +143,7 @@ def shipped_on(target: str) -> tuple[PlatformPackages, ...]:
 
 # %% ../../../nbs/88_kaggle/00_offline/00_platform_packages.ipynb #91168450
 def list_text(listed: PlatformPackages) -> str:
-    """Return the text of a list's file: facts at the top, then one package per line, sorted."""
+    """Return a list's file: facts, then sorted packages, one a line."""
     facts = {
         "source": listed.source or "pip freeze",
         "platform": listed.platform,
@@ -160,7 +159,7 @@ def list_text(listed: PlatformPackages) -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/00_platform_packages.ipynb #62a5f5e5
 def _python_and_glibc(python: str | None, source: str) -> tuple[str, str]:
-    """Return Python and glibc of the listed machine; raise RequestError if a file comes without `--python`."""
+    """Return Python and glibc of the listed machine; a file needs `--python`."""
     import platform
 
     if python is None and source != "-":

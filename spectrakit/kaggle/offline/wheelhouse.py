@@ -54,7 +54,7 @@ class Wheelhouse:
 
     @property
     def cell(self) -> str:
-        """Notebook cell that installs from this wheelhouse and no other."""
+        """Notebook cell that installs from this wheelhouse only."""
         return naming(INSTALL_CELL, list_sha256(self.path))
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ _SMALL_FILES = ("wheelhouse.json", "dataset-metadata.json", "install.py")
 
 
 def staging_folder(out: Path) -> Path:
-    """Return a new staging folder beside `out`; raise RequestError if `out` cannot become a wheelhouse."""
+    """Return a staging folder beside `out`; raise RequestError if `out` cannot become a wheelhouse."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"{str(out)!r} is a file. Name a folder for the wheels.")
     if out.is_dir() and out.samefile(os.curdir):
@@ -96,7 +96,7 @@ def staging_folder(out: Path) -> Path:
 
 
 def _foreign_files(out: Path) -> list[str]:
-    """Return the names in `out` that do not belong to a wheelhouse."""
+    """Return names in `out` that do not belong to a wheelhouse."""
     names = {path.name for path in out.iterdir()}
     try:
         manifest = json.loads((out / "wheelhouse.json").read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def _foreign_files(out: Path) -> list[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #d7633fc6
 def _replace_folder(staged: Path, out: Path) -> None:
-    """Move the folder `staged` to `out`, and delete the old one afterwards."""
+    """Move `staged` to `out`, then delete the old one."""
     old = staged.with_name(staged.name + "-old")
     try:
         staged.chmod(0o755)
@@ -127,7 +127,7 @@ def _replace_folder(staged: Path, out: Path) -> None:
 
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """Yield a staging folder that replaces `out` at the end, unless there is an error."""
+    """Yield a staging folder that replaces `out` unless there is an error."""
     staged = staging_folder(out)
     try:
         yield staged
@@ -144,7 +144,7 @@ def _staged(out: Path) -> Iterator[Path]:
 def platforms_for(target: str, packages: Path | str | None) -> tuple[list[PlatformPackages], list[str]]:
     """Return the package lists of `target`, one per Python, and notes for the user.
 
-    `packages` is a `pip freeze` file of the platform; default: the dated lists.
+    `packages`: `pip freeze` of the platform; default: the dated lists.
     """
     lists, notes = list(shipped_on(target)), []
     if packages is not None:
@@ -165,7 +165,7 @@ def platforms_for(target: str, packages: Path | str | None) -> tuple[list[Platfo
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #06a74806
 def check_owner(owner: str | None) -> None:
-    """Raise RequestError if `owner` is not a valid Kaggle user name."""
+    """Raise RequestError if `owner` is no Kaggle user name."""
     if owner is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{1,49}", owner):
         raise RequestError(
             f"{owner!r} is not a Kaggle user name. It is the part after kaggle.com/ in the address of your profile."
@@ -173,7 +173,7 @@ def check_owner(owner: str | None) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #1da579d8
 def known_extras(wheel: Path | None = None) -> list[str]:
-    """Return the extras of spectrakit's `wheel`, of the checkout, or of the installed package."""
+    """Return the extras of `wheel`, the checkout, or the installed package."""
     if wheel is not None:
         return metadata_of(wheel).get_all("Provides-Extra") or []
     if top := checkout():
@@ -187,7 +187,7 @@ def known_extras(wheel: Path | None = None) -> list[str]:
 
 
 def listed(names: Iterable[str], what: str, example: str) -> list[str]:
-    """Return `names` (or one name) as a list; raise RequestError, with `what` and `example`, for other types."""
+    """Return `names` as a list; raise RequestError, with `what` and `example`, for other types."""
     names = [names] if isinstance(names, str) else names
     check_type(names, Iterable, what, f"a list of names, such as ['{example}']")
     for name in (names := list(names)):
@@ -196,7 +196,7 @@ def listed(names: Iterable[str], what: str, example: str) -> list[str]:
 
 
 def check_extras(extras: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Return `extras` without repetitions; raise RequestError for an unknown one."""
+    """Return `extras`, each once; raise RequestError for an unknown one."""
     for extra in extras:
         if extra not in known:
             raise RequestError(
@@ -206,7 +206,7 @@ def check_extras(extras: Iterable[str], known: Sequence[str]) -> list[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #c6868b96
 def own_requirements(wheel: Path, shipped: PlatformPackages, extras: Sequence[str]) -> tuple[list, list[str]]:
-    """Return the requirements of spectrakit with these extras, and the extras including nested ones."""
+    """Return spectrakit's requirements with these extras, and the extras with nested ones."""
     while True:
         needs = requirements_for(wheel, shipped, extras)
         named = sorted({*extras, *(e for need in needs if normal_name(need.name) == DISTRIBUTION for e in need.extras)})
@@ -219,7 +219,6 @@ def own_requirements(wheel: Path, shipped: PlatformPackages, extras: Sequence[st
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #09cf116d
 def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: PlatformPackages) -> MissingWheel:
-    """Return the wheel, with a new reason if the user requested it."""
     name = normal_name(wheel.name)
     if name not in asked:
         return wheel
@@ -231,7 +230,7 @@ def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: Platfor
 def session_wheels(
     kit: Path, shipped: PlatformPackages, extras: Sequence[str], folder: Path, more: Sequence = ()
 ) -> list[MissingWheel]:
-    """Return the wheels that the platform lacks for spectrakit and for `more`.
+    """Return the wheels that the platform lacks for spectrakit and `more`.
 
     Args:
         kit: spectrakit's wheel.
@@ -269,7 +268,7 @@ _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipyw
 
 
 def launch_needs(texts: Iterable[str]) -> list:
-    """Return the requirements in texts such as 'accelerate>=1.14'; raise RequestError for wrong or forbidden ones."""
+    """Return requirements from texts such as 'accelerate>=1.14'; raise RequestError for wrong or forbidden ones."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     needs: list = []
@@ -295,7 +294,7 @@ def launch_wheels(
     """Return the wheels for launch processes only, and notes for the user.
 
     Args:
-        needs: Requested packages; one that the platform has in a suitable version is skipped.
+        needs: Requested packages; skipped if the platform's version suits.
         shipped: Packages of the platform.
         session: Wheels of the session.
         folder: Empty work folder.
@@ -320,7 +319,7 @@ def launch_wheels(
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #e65e3a3d
 def _pythons_served(file: Path, fetched_for: Sequence[str], for_all: bool) -> list[str]:
-    """Return the Pythons that the wheel `file` serves; `for_all`: it was fetched for all of the platform's."""
+    """Return the Pythons of a wheel; `for_all`: it was fetched for all of the platform's."""
     from packaging.specifiers import SpecifierSet
 
     if not for_all or not file.name.endswith("-none-any.whl"):
@@ -332,7 +331,7 @@ def _pythons_served(file: Path, fetched_for: Sequence[str], for_all: bool) -> li
 def entries(chosen: Sequence[tuple[MissingWheel, str, str]], minors: Sequence[str]) -> list[dict[str, Any]]:
     """Return the manifest's entries, spectrakit's first.
 
-    `chosen` contains (wheel, 'session' or 'launch', Python). `minors` are the platform's Pythons.
+    `chosen`: (wheel, 'session' or 'launch', Python). `minors`: the platform's Pythons.
     """
     grouped: dict[tuple[str, str], list] = {}
     for wheel, where, minor in chosen:
@@ -360,7 +359,7 @@ def entries(chosen: Sequence[tuple[MissingWheel, str, str]], minors: Sequence[st
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #682c4da3
 def installer_text() -> str:
-    """Return the source of install.py: the module `installer` without nbdev's comments."""
+    """Return the source of install.py: `installer` without nbdev's comments."""
     from spectrakit.kaggle.offline import installer
 
     text = Path(installer.__file__).read_text(encoding="utf-8")
@@ -369,7 +368,7 @@ def installer_text() -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #820bace4
 def _dataset(out: Path, owner: str | None) -> dict[str, Any]:
-    """Return dataset-metadata.json: the user's own in `out`, or a new one."""
+    """Return dataset-metadata.json: the user's own, or a new one."""
     fresh = {"title": "spectrakit wheels", "id": f"{owner or NOBODY}/{SLUG}", "licenses": [{"name": "apache-2.0"}]}
     try:
         kept = json.loads((out / "dataset-metadata.json").read_text(encoding="utf-8"))
@@ -383,7 +382,6 @@ def _dataset(out: Path, owner: str | None) -> dict[str, Any]:
 def _write(
     folder: Path, chosen: Sequence[tuple[MissingWheel, str, str]], manifest: dict[str, Any], dataset: dict[str, Any]
 ) -> None:
-    """Write the wheelhouse into the empty `folder`."""
     for wheel, _, _ in chosen:
         shutil.copyfile(wheel.file, folder / wheel.file.name)
     (folder / "install.py").write_text(installer_text(), encoding="utf-8")
@@ -392,7 +390,6 @@ def _write(
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #eb64a667
 def _check_own_wheel(wheel: Path | str | None) -> Path | None:
-    """Return the path of the user's wheel of spectrakit; raise RequestError if it is not one."""
     if wheel is None:
         return None
     path = Path(wheel)
@@ -406,7 +403,7 @@ def _check_own_wheel(wheel: Path | str | None) -> Path | None:
 def _gather(
     kit: Path, lists: Sequence[PlatformPackages], extras: list[str], needs: Sequence, work: Path
 ) -> tuple[list[tuple[MissingWheel, str, str]], list[str]]:
-    """Return each wheel with 'session' or 'launch' and its Python, and notes for the user."""
+    """Return each wheel with 'session' or 'launch' and its Python, and notes."""
     headers = metadata_of(kit)
     own = MissingWheel(kit, headers["Name"], headers["Version"], "spectrakit itself")
     chosen: list[tuple[MissingWheel, str, str]] = []
@@ -425,7 +422,6 @@ def _gather(
 def _manifest(
     chosen: Sequence[tuple[MissingWheel, str, str]], target: str, lists: Sequence[PlatformPackages], extras: list[str]
 ) -> dict[str, Any]:
-    """Return the content of wheelhouse.json; raise RequestError if a data set cannot have so many files."""
     lines = entries(chosen, [shipped.minor for shipped in lists])
     if (count := len({line["file"] for line in lines}) + len(_SMALL_FILES)) > MOST_FILES:
         raise RequestError(
@@ -448,7 +444,7 @@ def _manifest(
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #1a1a9ebc
 def _dry_installs(staged: Path, lists: Sequence[PlatformPackages], work: Path) -> DryInstall:
-    """Return the combined result of a dry install per Python; raise RuntimeError on a failure."""
+    """Return the combined dry installs, one per Python; raise RuntimeError on a failure."""
     parts = []
     for number, shipped in enumerate(lists):
         folder = work / f"dry-install-{number}"
@@ -484,13 +480,13 @@ def make_wheelhouse(
     packages: Path | str | None = None,
     options: WheelhouseOptions = WheelhouseOptions(),
 ) -> Wheelhouse:
-    """Build the folder `out` with everything that an offline session needs to install spectrakit.
+    """Build the folder `out` for an offline installation of spectrakit.
 
     Args:
         out: Folder for the wheelhouse.
         target: 'kaggle', 'colab', or 'python==3.12' for any machine with torch.
         extras: Extras of spectrakit, such as 'demo'.
-        launch: Further packages, such as 'accelerate>=1.14'. If the platform has an older one, only launch processes
+        launch: Further packages, such as 'accelerate>=1.14'; if the platform has an older one, only launch processes
             see the new one.
         packages: `pip freeze` file of the platform. Default: the dated list.
         options: Less common options.

@@ -30,12 +30,12 @@ from ...system.errors import RequestError
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #f5e7665c
 def record_hash(content: bytes, algorithm: str = "sha256") -> str:
-    """Return the hash of a file in RECORD's form: base64 without padding."""
+    """Return a hash in RECORD's form: base64 without padding."""
     return base64.urlsafe_b64encode(hashlib.new(algorithm, content).digest()).rstrip(b"=").decode()
 
 
 def write_wheel(path: Path, files: Mapping[str, bytes], information: str) -> Path:
-    """Write the wheel `path` from `files` (name: content) with a RECORD in the folder `information`; return `path`."""
+    """Write a wheel of `files` (name: content) with RECORD in the folder `information`; return `path`."""
 
     rows = [f"{name},sha256={record_hash(content)},{len(content)}" for name, content in sorted(files.items())]
     record = f"{information}/RECORD"
@@ -48,7 +48,7 @@ def write_wheel(path: Path, files: Mapping[str, bytes], information: str) -> Pat
 
 
 def stub_wheel(folder: Path, name: str, version: str) -> Path:
-    """Write an empty wheel of this name and version into `folder`; return its path."""
+    """Write an empty wheel of this name and version; return its path."""
     base = f"{normal_name(name).replace('-', '_')}-{version}"
     files = {
         f"{base}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
@@ -60,7 +60,7 @@ def stub_wheel(folder: Path, name: str, version: str) -> Path:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #fae82f47
 def metadata_of(wheel: Path) -> Message:
-    """Return the headers of a wheel's METADATA (name, version, requirements); raise RequestError for other files."""
+    """Return a wheel's METADATA headers; raise RequestError for other files."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             name = next(name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
@@ -85,7 +85,7 @@ def checkout() -> Path | None:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #bd4e52e8
 def _build(top: Path, folder: Path) -> Path:
-    """Return the wheel built from a copy of the checkout, which stays clean."""
+    """Return the wheel built from a copy of the checkout."""
     source = folder / "source"
     shutil.copytree(
         top / "spectrakit",
@@ -109,7 +109,7 @@ def _build(top: Path, folder: Path) -> Path:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #f6a0285e
 def _repack(folder: Path) -> Path:
-    """Return a wheel of spectrakit's installed files, unchanged since the installation."""
+    """Return a wheel of spectrakit's installed, unchanged files."""
     from importlib.metadata import distribution
 
     installed, files = distribution(DISTRIBUTION), {}
@@ -131,13 +131,13 @@ def _repack(folder: Path) -> Path:
 
 
 def own_wheel(folder: Path) -> Path:
-    """Write spectrakit's own wheel into `folder`; return its path. Raise RequestError on failure."""
+    """Write spectrakit's own wheel into `folder`; return its path."""
     top = checkout()
     return _repack(folder) if top is None else _build(top, folder)
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #ef401473
 def run_pip(*arguments: str, fixed_date: bool = False) -> subprocess.CompletedProcess:
-    """Run pip with the user's own settings (index, proxy, mirror); raise RequestError if pip is missing.
+    """Run pip with the user's settings; raise RequestError if it is missing.
 
     `fixed_date` gives all files in a built wheel the same date.
     """
@@ -165,7 +165,7 @@ def pip_error(done: subprocess.CompletedProcess) -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #261eeb6b
 def pip_platform_options(shipped: PlatformPackages) -> list[str]:
-    """Return pip's options for wheels of the platform's Python and glibc on x86-64 Linux."""
+    """Return pip's options for the platform's Python and glibc on x86-64 Linux."""
     newest = int(shipped.glibc.split(".")[1])
     tags = [
         *(f"manylinux_2_{n}" for n in range(newest, 4, -1)),
@@ -179,7 +179,7 @@ def pip_platform_options(shipped: PlatformPackages) -> list[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #11dca586
 def markers_of(shipped: PlatformPackages) -> dict[str, str]:
-    """Return the platform's environment for the markers of requirements."""
+    """Return the platform's environment for requirement markers."""
     return {
         "python_version": shipped.minor,
         "python_full_version": shipped.python,
@@ -196,12 +196,12 @@ def markers_of(shipped: PlatformPackages) -> dict[str, str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #1b08ed19
 def requirements_for(wheel: Path, shipped: PlatformPackages, extras: Iterable[str] = ()) -> list:
-    """Return the requirements of a wheel that apply on the platform, with these extras."""
+    """Return a wheel's requirements on the platform, with these extras."""
     return requirements_of(str(wheel), tuple(extras), markers_of(shipped))
 
 
 def satisfied(need: Any, version: str) -> bool:
-    """Return whether `need` allows `version`; an unknown version ('') counts as new enough."""
+    """Return whether `need` allows `version`; unknown ('') counts as new enough."""
     from packaging.version import InvalidVersion
 
     try:
@@ -230,7 +230,7 @@ def _named(shipped: PlatformPackages) -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #4a69a0d4
 def stub_version(version: str) -> str:
-    """Return `version` normalized, or 9999 if it is unknown or invalid."""
+    """Return `version` normalized; 9999 if unknown or invalid."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -240,7 +240,7 @@ def stub_version(version: str) -> str:
 
 
 def _stubs(folder: Path, packages: Mapping[str, str]) -> list[str]:
-    """Write a stub for each of `packages`; return the constraints that make pip use them."""
+    """Write a stub per package; return the constraints that make pip use them."""
     folder.mkdir(parents=True)
     lines = []
     for name, version in packages.items():
@@ -254,7 +254,6 @@ def _stubs(folder: Path, packages: Mapping[str, str]) -> list[str]:
 def _download(
     requirements: Sequence[str], shipped: PlatformPackages, links: Sequence[Path], constraints: Path, folder: Path
 ) -> subprocess.CompletedProcess:
-    """Run `pip download` for `requirements` and their dependencies on the platform."""
     shutil.rmtree(folder, ignore_errors=True)
     find_links = [option for link in links for option in ("--find-links", str(link))]
     options = ["--progress-bar", "off", "--retries", "1", "--dest", str(folder), "--constraint", str(constraints)]
@@ -264,10 +263,7 @@ def _download(
 def _walk_requirements(
     wheels: Mapping[str, Path], start: Sequence, shipped: PlatformPackages
 ) -> tuple[dict[str, str], list[str]]:
-    """Return {name: reason} for all dependencies of `start`, and the requirements missing in `wheels`.
-
-    `start` contains pairs of a requirement and its origin.
-    """
+    """Return {name: reason} for all dependencies of `start`, pairs (requirement, origin), and missing ones."""
     reached: dict[str, str] = {}
     missing, queue = [], list(start)
     while queue:
@@ -290,7 +286,7 @@ SDISTS = {"antlr4-python3-runtime": ("4.9.3", "f224469b4168294902bb1efa80a8bf785
 
 
 def _build_from_source(output: str, shipped: PlatformPackages, folder: Path, links: Sequence[Path]) -> Path | None:
-    """Return the folder of a wheel built from source for the package in pip's error `output`, or None."""
+    """Return the folder of a wheel built from source for the package in pip's error, or None."""
     name = next((n for n in SDISTS if n in output and n not in shipped.packages and folder / n not in links), None)
     if name is None:
         return None
@@ -316,7 +312,7 @@ _UNREACHABLE = re.compile(
 
 
 def _explain_failure(done: subprocess.CompletedProcess, shipped: PlatformPackages) -> str:
-    """Return a sentence on why pip's download failed, and one with a fix."""
+    """Return why pip's download failed, and a fix."""
     output = (done.stdout + done.stderr).replace("+shipped", "")
     if matched := re.search(r"The conflict is caused by:\n((?:    \S.*\n)+)", output):
         lines = matched[1].replace("The user requested (constraint)", "there is").splitlines()
@@ -348,7 +344,7 @@ def missing_wheels(
     """Return the wheels that the platform lacks for `start`.
 
     Args:
-        start: Pairs of a requirement and its origin.
+        start: Pairs (requirement, origin).
         shipped: Packages of the platform.
         folder: Empty work folder; the wheels stay in it.
         links: Further folders of wheels.

@@ -30,7 +30,7 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def cut_data(folder: Path, out: Path, rows: int) -> list[str]:
-    """Copy the competition's data from `folder` to `out` with at most `rows` training rows; return notes."""
+    """Copy the data from `folder` to `out` with at most `rows` training rows; return notes."""
     shutil.copytree(folder, out, copy_function=link_or_copy)
     file = table_file(out, "train")
     train = None if file is None else read_table(file)
@@ -45,21 +45,21 @@ NEW_TEXT = "never seen before"
 
 
 def other_id(values: Any, copy: int, span: int) -> Any:
-    """Return new ids for copy number `copy`; `span` is the range of numeric ids."""
+    """Return new ids for copy number `copy`; `span`: range of numeric ids."""
     return values + copy * span if values.dtype.kind in "iu" else values.astype(str) + f"-h{copy}"
 
 
 def ids_name_files(folder: Path, values: Any) -> bool:
-    """Return whether the first of these ids is the name of a file or folder."""
+    """Return whether the first id is the name of a file or folder."""
     wanted = str(values.iloc[0])
     return any(wanted in (path.stem, path.name) for path in folder.rglob("*"))
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/00_hidden_data.ipynb #fe218acd
 def hide(folder: Path, seed: int = 0) -> tuple[Any, list[str]]:
-    """Replace the test table and sample submission in `folder` by hidden ones; return the sample and notes.
+    """Replace test table and sample submission in `folder` by hidden ones; return the sample and notes.
 
-    There are three times as many rows, in another order than the sample, and new texts in each text column. Raise
-    RequestError if there is no test table or sample submission.
+    Three times as many rows, in another order than the sample, and new texts in each text column. Raise RequestError
+    if one is missing.
     """
     test_file, answers = table_file(folder, "test"), sample_file(folder)
     if test_file is None or answers is None:
@@ -81,7 +81,7 @@ def hide(folder: Path, seed: int = 0) -> tuple[Any, list[str]]:
 
 
 def _copies(table: Any, name: str, rows: Any) -> Any:
-    """Return the rows of a table once per copy, with new ids; `rows` are the ids of the test table."""
+    """Return a table's rows once per copy, with new ids; `rows`: ids of the test table."""
     import pandas
 
     span = int(rows.max() - rows.min()) + 1000 if rows.dtype.kind in "iu" else 0

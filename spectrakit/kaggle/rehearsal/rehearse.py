@@ -33,7 +33,7 @@ _PLACES = {"dataset": "datasets", "competition": "competitions", "kernel": "note
 
 
 def _lay(folder: Path, inputs: Path, name: str) -> None:
-    """Link the files of `folder` to `name` below `inputs`, with a link at the older path /kaggle/input/SLUG."""
+    """Link the files of `folder` to `name` below `inputs`, also at the older path /kaggle/input/SLUG."""
     copy = link_or_copy if sealing()[0] else shutil.copy2  # without a seal a kernel could write to linked files
     shutil.copytree(folder, inputs / name, symlinks=True, dirs_exist_ok=True, copy_function=copy)
     older = inputs / Path(name).name
@@ -42,10 +42,10 @@ def _lay(folder: Path, inputs: Path, name: str) -> None:
 
 
 def attach(kernel: Kernel, data: Path, cup: str, inputs: Path) -> list[str]:
-    """Link a kernel's sources below `inputs`, as Kaggle mounts them; return the missing ones.
+    """Link a kernel's sources below `inputs`, as Kaggle mounts them; return missing ones.
 
     Args:
-        kernel: Kernel with its metadata.
+        kernel: The kernel.
         data: Folder with the competition's data.
         cup: Slug of the competition.
         inputs: Folder that becomes /kaggle/input.
@@ -67,7 +67,7 @@ def attach(kernel: Kernel, data: Path, cup: str, inputs: Path) -> list[str]:
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #e547cbae
 def _wrong_columns(mine: Sheet, theirs: Sheet) -> str | None:
-    """Return a sentence if the columns differ from the sample's, in any order; else None."""
+    """Return a sentence if the columns differ from the sample's, in any order."""
     lacking = [name for name in theirs.columns if name not in mine.columns]
     extra = [name or "without a name" for name in mine.columns if name not in theirs.columns]
     if len({*mine.columns}) < len(mine.columns):
@@ -80,18 +80,17 @@ def _wrong_columns(mine: Sheet, theirs: Sheet) -> str | None:
 
 
 def _listed(items: Iterable[str]) -> str:
-    """Return up to three items in quotes."""
     every = list(items)
     return ", ".join(map(repr, every[:3])) + (", …" if len(every) > 3 else "")
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #9dac7d74
 def _without_point(ids: list[str]) -> tuple[str, ...]:
-    """Return ids with whole numbers such as 7.0 written as 7, which pandas joins."""
+    """Return ids with 7.0 written as 7, which pandas joins."""
     return tuple(re.sub(r"^(-?\d+)\.0+$", r"\1", text) for text in ids)
 
 
 def _wrong_ids(mine: Sheet, theirs: Sheet) -> str | None:
-    """Return a sentence if ids are missing, repeated or unknown; else None. `mine` has the sample's columns."""
+    """Return a sentence if ids are missing, repeated or unknown."""
     count = id_columns(theirs)
     here, there = ([_without_point(row[:count]) for row in sheet.rows] for sheet in (mine, theirs))
     twice = [key for key, times in Counter(here).items() if times > 1]
@@ -112,7 +111,7 @@ _NULLS = {"", "#N/A", "N/A", "NA", "n/a", "nan", "NaN", "NAN", "-nan", "null", "
 
 
 def _wrong_values(mine: Sheet, theirs: Sheet) -> Iterator[tuple[str, str]]:
-    """Yield (level, sentence) for each answer column that the metric cannot read. Both sheets have the same columns."""
+    """Yield (level, sentence) per answer column that the metric cannot read."""
     for at in range(id_columns(theirs), len(theirs.columns)):
         name, texts, old = theirs.columns[at], [row[at] for row in mine.rows], [row[at] for row in theirs.rows]
         empty, numeric = sum(text.strip() in _NULLS for text in texts), all(map(_is_number, old))
@@ -132,14 +131,13 @@ def _wrong_values(mine: Sheet, theirs: Sheet) -> Iterator[tuple[str, str]]:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether pandas reads a text as a number."""
     return bool(
         re.fullmatch(r"\s*[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf(?:inity)?)\s*", text, re.I)
     )
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #01c3e0fb
 def judge_table(mine: Sheet, theirs: Sheet) -> list[tuple[str, str]]:
-    """Return (level, sentence) for each reason why Kaggle would refuse the table or could not score it."""
+    """Return (level, sentence) for each reason why Kaggle would refuse or could not score the table."""
     if wrong := _wrong_columns(mine, theirs):
         return [("error", wrong)]
     order = [mine.columns.index(name) for name in theirs.columns]
@@ -153,7 +151,7 @@ def judge_table(mine: Sheet, theirs: Sheet) -> list[tuple[str, str]]:
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #0bcc7689
 def judge(done: Session, sample: Sample | None, where: str) -> list[Finding]:
-    """Return the findings on a session's end and its submission file; `where` names the session."""
+    """Return findings on a session's end and submission; `where` names the session."""
 
     def finding(level: str, text: str) -> Finding:
         return Finding(level, "rehearsal", text, where)
@@ -186,7 +184,6 @@ class Rehearsal:
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #74ba3e97
 def _cup_of(kernel: Kernel) -> str:
-    """Return the competition's slug; raise RequestError if there is none."""
     cups = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
     if not cups:
         raise RequestError(
@@ -196,7 +193,6 @@ def _cup_of(kernel: Kernel) -> str:
 
 
 def _data_of(cup: str, given: Path | str | None) -> Path:
-    """Return the folder of the competition's files; raise RequestError if they are missing."""
     try:
         folder = find_input(cup) if given is None else checked_path(given, "The competition's files")
     except (FileNotFoundError, ValueError):
@@ -209,7 +205,6 @@ def _data_of(cup: str, given: Path | str | None) -> Path:
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #88d8b876
 @contextmanager
 def _stage(kernel: Kernel, data: Path, cup: str) -> Iterator[tuple[Path, Path, list[str]]]:
-    """Yield the inputs, the working folder and the missing sources of a session."""
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-", ignore_cleanup_errors=True) as place:
         inputs, working = Path(place, "input"), Path(place, "working")
         working.mkdir()
@@ -217,7 +212,6 @@ def _stage(kernel: Kernel, data: Path, cup: str) -> Iterator[tuple[Path, Path, l
 
 
 def _play(kernel: Kernel, data: Path, cup: str, how: Rehearsal, hidden: bool) -> list[Finding]:
-    """Run one session; return its findings."""
     where = "hidden test set" if hidden else "public data"
     print(f"--- a session with the {where}", flush=True)
     with _stage(kernel, data, cup) as (inputs, working, missing):
@@ -234,9 +228,9 @@ def _play(kernel: Kernel, data: Path, cup: str, how: Rehearsal, hidden: bool) ->
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #9d5ba8a3
 def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
-    """Run both sessions of the kernel in `folder`: with its competition's data cut small, then with a hidden test set.
+    """Run both sessions of the kernel in `folder`: on its competition's data cut small, and on a hidden test set.
 
-    Raise RequestError if there is no kernel or competition, or its files are missing.
+    Raise RequestError if there is no kernel, competition or file of it.
     """
     if how.rows < 1:
         raise RequestError(

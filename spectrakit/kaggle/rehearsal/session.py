@@ -50,7 +50,7 @@ exit $status
 # %% ../../../nbs/88_kaggle/11_rehearsal/01_session.ipynb #k9100002
 @functools.cache
 def sealing() -> tuple[tuple[str, ...], str]:
-    """Return (command prefix, ''), or ((), reason) if a sealed session is not possible."""
+    """Return (command prefix, ''), or ((), reason) if sealing is not possible."""
     if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
         return (), "it needs Linux with `unshare`"
     with tempfile.TemporaryDirectory() as place:
@@ -97,7 +97,7 @@ for number, text in plan["cells"]:
 
 
 def cells_of(file: Path) -> list[tuple[int, str]]:
-    """Return the code of a kernel as (number, source) cells; a script is one cell."""
+    """Return a kernel's code as (number, source) cells."""
     text = file.read_text(encoding="utf-8")
     if file.suffix != ".ipynb":
         return [(1, text)]
@@ -116,7 +116,7 @@ class Session:
 
     @property
     def error(self) -> str:
-        """Return the error in one line, or ''."""
+        """The error in one line, or ''."""
         if self.status == 0:
             return ""
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
@@ -126,13 +126,13 @@ class Session:
 
 
 def variables(environ: Mapping[str, str], inputs: Path, sealed: bool, limit_s: float, rerun: bool) -> dict[str, str]:
-    """Return the environment variables of a session.
+    """Return a session's environment variables.
 
     Args:
-        environ: Variables of this process; those of other platforms are removed.
+        environ: Of this process; other platforms' are removed.
         inputs: Folder that becomes /kaggle/input.
-        sealed: Whether the session is sealed, so that `inputs` has that path.
-        limit_s: Seconds from the session's start to its end.
+        sealed: Whether `inputs` has that path.
+        limit_s: Seconds from start to end.
         rerun: Whether it is the competition's rerun on hidden data.
     """
     kept = {k: v for k, v in environ.items() if not k.startswith(("KAGGLE_", "SPECTRAKIT_", "COLAB_"))}
@@ -145,7 +145,7 @@ def variables(environ: Mapping[str, str], inputs: Path, sealed: bool, limit_s: f
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/01_session.ipynb #01146782
 def _command(file: Path, place: Path, words: tuple[str, ...], inputs: Path, working: Path) -> list[str]:
-    """Return the command of a session, with its files in `place`; `words` seal it, if not empty."""
+    """Return a session's command, with its files in `place`; `words` seal it."""
     root, plan, runner = (place / name for name in ("root", "plan.json", "runner.py"))
     root.mkdir()
     facts = {"cells": cells_of(file), "name": file.name, "notebook": file.suffix == ".ipynb"}
@@ -160,17 +160,14 @@ _AFTER_S = 60.0  # beyond its limit, before a session is killed
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/01_session.ipynb #c25bdd0e
 def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: bool = False) -> Session:
-    """Run the code of a kernel, and print its output.
+    """Run and print a kernel's code; return the Session.
 
     Args:
-        file: Notebook or script of the kernel.
+        file: Notebook or script.
         inputs: Folder that becomes /kaggle/input.
         working: Folder that becomes /kaggle/working.
         limit_s: Time limit in seconds, known to the session.
         rerun: Whether it is the competition's rerun on hidden data.
-
-    Returns:
-        Exit status (None: killed after the limit), output and working folder.
     """
     words, unsealed = sealing()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:
