@@ -38,7 +38,7 @@ COMMANDS = {word: group for group, words in GROUPS.items() for word in words}
 
 
 def find_command(word: str) -> Command:
-    """Return the function of the command `word`. RequestError for an unknown command."""
+    """Return the function of a command; raise RequestError for an unknown one."""
     if word in COMMANDS:
         return import_module(f"spectrakit.cli.commands.{COMMANDS[word]}").COMMANDS[word]
     from spectrakit.system.errors import RequestError, did_you_mean
@@ -66,7 +66,6 @@ def usage() -> str:
 
 # %% ../../nbs/94_cli/02_main.ipynb #115fc0b1
 def _dispatch(words: list[str]) -> int:
-    """Run the command of `words`."""
     if not words or words[0] in ("-h", "--help", "help"):
         print_text(usage(), fold=True)
         return 0
@@ -83,14 +82,14 @@ def _dispatch(words: list[str]) -> int:
 
 # %% ../../nbs/94_cli/02_main.ipynb #1b054c0c
 def _is_request(error: ValueError) -> bool:
-    """Check whether the error is a RequestError or an unreadable SPECTRAKIT_… variable."""
+    """Return whether it is a RequestError or an unreadable SPECTRAKIT_… variable."""
     from spectrakit.system.errors import RequestError
 
     return isinstance(error, RequestError) or "SPECTRAKIT_" in str(error)
 
 
 def _status(words: list[str]) -> int:
-    """Run the command of `words` and report an error in one line; return the exit status."""
+    """Run the command of `words`, report an error in one line; return the exit status."""
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -104,8 +103,8 @@ def _status(words: list[str]) -> int:
         print_text(f"spectrakit: {error}", to_stderr=True)
         return 1
     except KeyboardInterrupt as stop:
-        words_of = str(stop) or "stopped before anything began; existing files are unchanged. Run the command again."
-        print_text(f"spectrakit: {words_of}", to_stderr=True)
+        message = str(stop) or "stopped before anything began; existing files are unchanged. Run the command again."
+        print_text(f"spectrakit: {message}", to_stderr=True)
         return 130
     except BrokenPipeError:
         discard_output()
@@ -113,7 +112,7 @@ def _status(words: list[str]) -> int:
 
 # %% ../../nbs/94_cli/02_main.ipynb #8f25d39c
 def _fill_standard_streams() -> None:
-    """Open closed standard streams as /dev/null; otherwise another file would get their number."""
+    """Open closed standard streams as /dev/null; another file would get their number."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -129,9 +128,7 @@ def _fill_standard_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status.
 
-    `arguments`: command line (default: the process's own). Output is masked, including the traceback of an internal
-    error,
-    after which the streams stay masked.
+    All output is masked, also an internal error's traceback, after which the streams stay masked.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     _fill_standard_streams()

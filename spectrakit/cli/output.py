@@ -34,14 +34,14 @@ _STYLES = {
 
 
 def in_colour(stream: Any) -> bool:
-    """Check whether `stream` is a terminal with colours: https://no-color.org."""
+    """Return whether `stream` is a terminal with colours: https://no-color.org."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(stream.isatty())
 
 # %% ../../nbs/94_cli/01_output.ipynb #92e34012
 def terminal_width() -> int | None:
-    """Return the width of the terminal in characters; None if the output is not a terminal."""
+    """Return the terminal's width in characters; None if there is no terminal."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
@@ -51,10 +51,10 @@ def print_text(text: object, *, to_stderr: bool = False, status: bool = False, f
     """Print `text` without control characters that move the cursor.
 
     Args:
-        text: text to print; may contain names from others.
-        to_stderr: print to standard error (default: standard output).
-        status: colour the words for a run's status on a terminal (default False).
-        fold: wrap lines to the terminal's width (default False).
+        text: May contain names from others.
+        to_stderr: Print to standard error.
+        status: Colour words for a run's status on a terminal.
+        fold: Wrap lines to the terminal's width.
     """
     from spectrakit.system.errors import without_controls
 
@@ -82,9 +82,7 @@ def _lines(cells: list[str], widths: list[int], room: int) -> list[str]:
 
 
 def _stacked(table: list[list[str]], width: int, spare: Sequence[int]) -> list[str]:
-    """Return each row as its first cell, and the other cells below it; `spare` columns are dropped if they do not
-    fit.
-    """
+    """Return each row's first cell with the others below; drop `spare` columns that do not fit."""
     kept, lines = list(range(1, len(table[0]))), []
 
     def below(row: list[str]) -> str:
@@ -102,12 +100,12 @@ def _stacked(table: list[list[str]], width: int, spare: Sequence[int]) -> list[s
 
 # %% ../../nbs/94_cli/01_output.ipynb #71259994
 def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: Sequence[int] = ()) -> str:
-    """Return rows of text in aligned columns, without control characters.
+    """Return rows in aligned columns, without control characters.
 
     Args:
-        rows: cells; the first row is the header.
-        width: longest line in characters (default: no limit); the last column is wrapped.
-        spare: columns that may be dropped, in this order (default: none). If that is not enough, cells are stacked.
+        rows: Cells; the first row is the header.
+        width: Longest line in characters; the last column is wrapped. Default: no limit.
+        spare: Columns to drop, in this order; if that is not enough, cells are stacked.
     """
     from spectrakit.system.errors import readable
 
@@ -115,7 +113,6 @@ def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: S
     kept, last = list(range(len(table[0]))), len(table[0]) - 1
 
     def room() -> int:
-        """Return the width left for the last column."""
         widths = (max(len(row[i]) for row in table) + 2 for i in kept[:-1])
         return max(_ROOM, max(len(row[last]) for row in table)) if width is None else width - sum(widths)
 
@@ -129,7 +126,7 @@ def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: S
 
 # %% ../../nbs/94_cli/01_output.ipynb #f5b4ef98
 def check_picture(out: Path) -> None:
-    """Raise RequestError if `out` is not a valid picture file, before any computation."""
+    """Raise RequestError if `out` is no valid picture file, before any computation."""
     from spectrakit.system.errors import RequestError
 
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -139,7 +136,7 @@ def check_picture(out: Path) -> None:
 
 # %% ../../nbs/94_cli/01_output.ipynb #bd638a4f
 def save_picture(figure: Any, out: Path) -> Path:
-    "Write a picture or a matplotlib figure to `out`; return that path. RequestError if it cannot be written."
+    """Write a picture or matplotlib figure; return its path. Raise RequestError on failure."""
     from spectrakit.system.errors import RequestError
     from spectrakit.view.picture import save_figure
 
@@ -152,7 +149,7 @@ def save_picture(figure: Any, out: Path) -> Path:
 
 # %% ../../nbs/94_cli/01_output.ipynb #ab01cc9f
 def say_at_once(text: str) -> None:
-    """Print `text` on a terminal at once, before slow imports."""
+    """Print `text` on a terminal before slow imports."""
     if sys.stderr.isatty():
         print_text(text, to_stderr=True)
 
@@ -161,7 +158,7 @@ EXIT_STATUS = {"completed": 0, "early_stopped": 0, "out_of_time": 0, "interrupte
 
 
 def _read_together() -> bool:
-    """Check whether standard output and standard error go to the same terminal or file."""
+    """Return whether standard output and error go to the same terminal or file."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):
@@ -171,7 +168,7 @@ def _read_together() -> bool:
 def report_outcome(run: "Run", shown: bool = False) -> int:
     """Print a run's folder and result, in the writing process only; return the exit status.
 
-    `shown`: whether the run's view, which ends with the error, was printed (default False).
+    `shown`: whether its view, which ends with the error, was printed.
     """
     if run.ended is not None:
         return EXIT_STATUS.get(run.ended, 1)
@@ -187,12 +184,12 @@ def report_outcome(run: "Run", shown: bool = False) -> int:
 
 
 def discard_output() -> None:
-    """Discard all further output, because its reader has left."""
+    """Discard further output: its reader has left."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 # %% ../../nbs/94_cli/01_output.ipynb #dbcb8974
 def interrupt_on_sigterm() -> None:
-    """Handle SIGTERM, which schedulers and `docker stop` send, like Ctrl-C: stop at the next step and save."""
+    """Handle SIGTERM, of schedulers and `docker stop`, like Ctrl-C: stop at the next step and save."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

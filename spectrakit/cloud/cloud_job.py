@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from shlex import quote
 
-from ..config.profile_files import place, read_text
+from ..kaggle.init import refuse_existing, task_source, write_files
 from ..kaggle.offline.installer import DISTRIBUTION
 from ..launch.job import BUILT_IN, check_task_name
-from ..system.errors import RequestError, did_you_mean
-from ..system.files import checked_path, write_atomic
+from ..system.errors import RequestError
+from ..system.files import checked_path
 
 # %% ../../nbs/90_cloud/00_cloud_job.ipynb #b63a11c0
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def one_batch(job: CloudJob) -> str:
 
 # %% ../../nbs/90_cloud/00_cloud_job.ipynb #14dcc297
 def packages_of(task: str) -> list[str]:
-    """Return the packages for a built-in task's data; [] for other tasks."""
+    """Return the packages of a built-in task's data, or []."""
     if task not in BUILT_IN:
         return []
     try:
@@ -60,7 +60,7 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def name_of(folder: Path, name: str | None) -> str:
-    """Return `name`, or a name made from the folder's; raise RequestError if it is not valid."""
+    """Return `name`, or one made from the folder's; raise RequestError if invalid."""
     made = name if name is not None else re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:60]
     if not _NAME.fullmatch(made):
         raise RequestError(
@@ -70,24 +70,15 @@ def name_of(folder: Path, name: str | None) -> str:
 
 
 def task_file(task: str) -> Path | None:
-    """Return the file of a task, or None for a built-in one; raise RequestError if there is no such task."""
+    """Return a task's file, None for a built-in one; raise RequestError if there is no such task."""
     check_task_name(task)
     if task in BUILT_IN:
         return None
-    source, _, name = task.rpartition(":")
-    if not source.endswith(".py"):
-        raise RequestError(f"{task!r} is in a package, which is missing there. Name its file: file.py:{name}.")
-    if not Path(source).stem.isidentifier():
-        raise RequestError(f"{source!r} cannot be imported by its name. Use letters, digits and underscores in it.")
-    text = read_text(Path(source))
-    if not re.search(rf"^(class|def)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", text, re.M):
-        names = re.findall(r"^(?:class|def)\s+(\w+)", text, re.M)
-        raise RequestError(f"There is no {name!r} in {place(Path(source))}.{did_you_mean(name, names)}")
-    return Path(source)
+    return task_source(task)[0]
 
 # %% ../../nbs/90_cloud/00_cloud_job.ipynb #d798b2a3
 def check_job(job: CloudJob, most_hours: float) -> None:
-    """Raise RequestError for a number or name that is not valid; `most_hours` is the provider's maximum."""
+    """Raise RequestError for an invalid number or name; `most_hours`: the provider's maximum."""
     if isinstance(job.hours, bool) or not 0.25 <= job.hours <= most_hours:
         raise RequestError(f"--hours {job.hours:g} is not possible. Write 0.25 to {most_hours:g}.")
     for option, text in (("--gpu", job.gpu), ("--profile", job.profile), *(("--env-from", s) for s in job.secrets)):
@@ -106,7 +97,7 @@ _TAKEN = ("modal", "spectrakit", "torch")  # modules that the scripts import fro
 
 
 def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force: bool = False) -> list[Path]:
-    """Write a job into a folder: its texts, the task's file and spectrakit's wheel; return the files.
+    """Write texts, the task's file and spectrakit's wheel into a folder; return the files.
 
     Args:
         folder: Output folder, made if missing.
@@ -115,7 +106,7 @@ def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force
         force: Replace existing files.
 
     Raises:
-        RequestError: A file exists and `force` is not set, or the folder is not writable.
+        RequestError: A file exists and `force` is off, or the folder is not writable.
     """
     from spectrakit.kaggle.offline.wheels import own_wheel
 
@@ -126,17 +117,11 @@ def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force
     copied = {} if source is None else {source.name: source.read_text(encoding="utf-8")}
     files = {folder / name: text for name, text in {**texts, **copied}.items()}
     same = source is not None and source.resolve().parent == folder.resolve()
-    present = [path.name for path in files if path.exists() and not (same and source and path.name == source.name)]
-    if present and not force:
-        text = f"{' and '.join(present)} {'is' if len(present) == 1 else 'are'} in {str(folder)!r} already. "
-        raise RequestError(text + "Choose another folder, or overwrite with --force.")
+    refuse_existing(folder, [path.name for path in files if not (same and source and path.name == source.name)], force)
+    write_files(folder, files)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("spectrakit_train-*.whl"):
             old.unlink()
-        wheel = own_wheel(folder.resolve())
-        for path, content in files.items():
-            write_atomic(path, content)
+        return [*files, own_wheel(folder.resolve())]
     except OSError as error:
         raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Choose another folder.") from None
-    return [*files, wheel]

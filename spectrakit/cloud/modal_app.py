@@ -170,7 +170,7 @@ def modal_commands(folder: Path, job: CloudJob) -> list[str]:
 
 
 def init_modal(folder: Path | str, job: CloudJob, force: bool = False) -> tuple[list[Path], list[str]]:
-    """Write an app for Modal into `folder`; return its files and commands.
+    """Write an app for Modal; return its files and commands.
 
     Raise RequestError, before any writing, if the job is wrong.
     """

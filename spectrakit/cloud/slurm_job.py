@@ -36,7 +36,6 @@ _HEAD = """\
 
 
 def _time(hours: float) -> str:
-    """Return hours in SLURM's format: 36:30:00."""
     minutes = round(hours * 60)
     return f"{minutes // 60}:{minutes % 60:02}:00"
 
@@ -90,7 +89,7 @@ def init_slurm(folder: Path | str, job: CloudJob, gpus: int = 1, force: bool = F
     Args:
         folder: Output folder, made if missing.
         job: Task, settings, hours and cores.
-        gpus: Number of GPUs on one machine.
+        gpus: GPUs of one machine.
         force: Replace existing files.
 
     Raises:

@@ -27,7 +27,7 @@ def begin_peak(device: Any) -> None:
 
 
 def host_peak() -> int:
-    """Return the highest use of host memory by this process in bytes; the current use if it is unknown."""
+    """Return this process's highest host memory in bytes; the current use if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path("/proc/self/status").read_text()
         return 1024 * int(text.partition("VmHWM:")[2].split()[0])
@@ -35,7 +35,7 @@ def host_peak() -> int:
 
 
 def device_peak(device: Any) -> int:
-    """Return the highest use of the device's memory since `begin_peak` in bytes."""
+    """Return the device's highest memory use since `begin_peak` in bytes."""
     if device.type != "cuda":
         return host_peak()
     import torch
@@ -45,7 +45,7 @@ def device_peak(device: Any) -> int:
 
 # %% ../../nbs/40_forecast/06_device_memory.ipynb #f07feb8a
 def outside_bytes(device: Any) -> int:
-    """Return the bytes of GPU memory used outside torch's allocator, by any process; 0 on a CPU."""
+    """Return the GPU bytes outside torch's allocator, of any process; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     import torch
@@ -55,7 +55,7 @@ def outside_bytes(device: Any) -> int:
 
 
 def capacity_bytes(device: Any, memory_gib: float) -> int:
-    """Return the bytes of a device's memory; `memory_gib` is the host's memory, used for a CPU."""
+    """Return a device's bytes; on a CPU the host's `memory_gib`."""
     if device.type != "cuda":
         return int(memory_gib * 2**30)
     import torch
@@ -64,7 +64,7 @@ def capacity_bytes(device: Any, memory_gib: float) -> int:
 
 # %% ../../nbs/40_forecast/06_device_memory.ipynb #02c1e8ea
 def device_name(device: Any) -> str:
-    """Return the name of a device with its memory size."""
+    """Return a device's name with its memory."""
     if device.type != "cuda":
         return f"cpu, {psutil.virtual_memory().total / 2**30:.0f} GiB"
     import torch

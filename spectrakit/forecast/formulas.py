@@ -17,7 +17,7 @@ from ..system.units import format_duration
 # %% ../../nbs/40_forecast/03_formulas.ipynb #fcd52954
 @dataclass(frozen=True)
 class Measurement:
-    """Measurement of a task on one rank. Times in seconds, sizes in bytes."""
+    """Measurement of a task on one rank; seconds and bytes."""
 
     rank: int
     device: str  # name of the device
@@ -69,7 +69,7 @@ def memory_line(peaks: Mapping[int, int]) -> tuple[float, float]:
 
 
 def largest_micro_batch(m: Measurement) -> int | None:
-    """Return the largest micro batch that fits; None if memory does not grow with the batch."""
+    """Return the largest micro batch that fits; None if memory does not grow with it."""
     fixed, each = memory_line(m.peaks)
     room = (1 - MARGIN) * m.capacity_bytes - m.outside_bytes - fixed
     if len(m.peaks) < 2 or each <= 0:
@@ -99,7 +99,7 @@ class Workload:
 
 
 def parts_of_run(w: Workload, m: Measurement, start_s: float) -> dict[str, float]:
-    """Return the seconds of a run by activity. A step is divided into computing and waiting for data."""
+    """Return a run's seconds by activity; a step is computing and waiting for data."""
     waited = m.waited_s / max(1, m.steps)
     return {
         "start": start_s + m.once_s,
@@ -115,7 +115,7 @@ SLOWER = (1.0, 1.5, 2.0)  # factors on the time, by host
 
 
 def step_error(m: Measurement) -> float:
-    """Return the relative error of the time of many steps: two standard errors."""
+    """Return the relative error of many steps' time: two standard errors."""
     return min(0.5, max(0.03, 2 * m.spread_s / math.sqrt(max(1, m.steps)) / max(1e-9, m.step_s)))
 
 
@@ -128,12 +128,12 @@ def time_range(parts: Mapping[str, float], m: Measurement) -> tuple[float, float
 
 
 def sessions_needed(total_s: float, start_s: float, left_s: float | None, whole_s: float | None) -> int:
-    """Return the number of sessions for a run of `total_s` seconds; 0 if it never ends.
+    """Return the sessions for a run of `total_s` seconds; 0 if it never ends.
 
     Args:
         total_s: Seconds of the run.
         start_s: Seconds of each session before its first step.
-        left_s: Seconds left in this session, None without a limit.
+        left_s: Seconds left in this session; None: no limit.
         whole_s: Seconds of each later session.
     """
     if left_s is None or total_s <= left_s:
@@ -187,14 +187,14 @@ def _larger_batch(w: Workload, m: Measurement, parts: Mapping[str, float], total
 def best_change(
     w: Workload, m: Measurement, parts: Mapping[str, float], cores: int = 1, workers: Any = 0
 ) -> Change | None:
-    """Return the change of settings that saves most time; None if none saves 2 %.
+    """Return the change of settings that saves most time; None below 2 %.
 
     Args:
         w: Work of the run.
         m: Measurement on this machine.
         parts: Seconds of the run by activity.
-        cores: CPU cores of a rank (default 1).
-        workers: Value of dataloader.num_workers (default 0).
+        cores: CPU cores of a rank.
+        workers: Value of dataloader.num_workers.
     """
     total = max(1e-9, sum(parts.values()))
     found = [

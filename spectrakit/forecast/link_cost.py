@@ -64,18 +64,18 @@ def estimate(
     total_steps: int | None = None,
     slower: float = BY_HOST,
 ) -> Estimate:
-    """Return the estimated seconds per step with DDP and with DiLoCo.
+    """Return the seconds per step with DDP and with DiLoCo.
 
     Args:
-        parameters: number of exchanged parameters, four bytes each
-        step_s: seconds of a step without exchange
-        bytes_per_s: bytes that a worker sends per second
-        workers: number of workers
-        total_steps: steps of the run, to keep enough rounds (default: unknown)
-        slower: slowdown of DiLoCo's exchange relative to DDP's (default: 3, through host memory)
+        parameters: Exchanged parameters, four bytes each.
+        step_s: Seconds of a step without exchange.
+        bytes_per_s: Bytes that a worker sends per second.
+        workers: Number of workers.
+        total_steps: Steps of the run, to keep enough rounds.
+        slower: Slowdown of DiLoCo's exchange (through host memory) relative to DDP's.
 
     Raises:
-        RequestError: a number is out of range
+        RequestError: A number is out of range.
     """
     _check_numbers(parameters, step_s, bytes_per_s, workers)
     exchange_s = ring_bytes(4 * parameters, workers) / bytes_per_s
@@ -91,7 +91,7 @@ def estimate(
 def alone_s(step_s: float, exchange_s: float, overlaps: bool) -> float:
     """Return the seconds of a step without exchange, from `step_s` with it.
 
-    `overlaps` says whether the exchange is hidden behind the backward pass.
+    `overlaps`: whether the backward pass hides the exchange.
     """
     if overlaps:
         rest = step_s if exchange_s <= HIDDEN * step_s else (step_s - exchange_s) / (1 - HIDDEN)
@@ -101,7 +101,7 @@ def alone_s(step_s: float, exchange_s: float, overlaps: bool) -> float:
 
 
 def advice(estimate: Estimate, strategy: str, steps: int) -> str:
-    """Return the advice as a sentence; `strategy` and `steps` of a round are the requested ones."""
+    """Return the advice; `strategy` and `steps` of a round are the requested ones."""
     if estimate.take == strategy:
         text = "as asked for"
         if strategy == "diloco" and estimate.steps != steps:
@@ -119,13 +119,13 @@ ENOUGH_S = 0.05  # seconds of an exchange long enough to be timed
 
 
 def measure_link(group: Any, workers: int, device: Any = "cpu", most_bytes: int = 2**24) -> float:
-    """Return the bytes per second that each worker sends. All workers must call it.
+    """Return the bytes per second that each worker sends; all must call it.
 
     Args:
-        group: process group of the workers
-        workers: number of workers
-        device: device of the vectors (default: CPU)
-        most_bytes: largest vector (default: 16 MiB)
+        group: Process group of the workers.
+        workers: Number of workers.
+        device: Device of the vectors.
+        most_bytes: Largest vector.
     """
     import torch
     import torch.distributed as dist
@@ -146,5 +146,5 @@ def measure_link(group: Any, workers: int, device: Any = "cpu", most_bytes: int 
 
 
 def describe_link(bytes_per_s: float) -> str:
-    """Return the speed of a link as text."""
+    """Return a link's speed as text."""
     return f"the workers' link carries {format_bytes(bytes_per_s)} a second from each"

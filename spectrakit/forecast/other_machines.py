@@ -36,7 +36,7 @@ class Basis:
 
 # %% ../../nbs/40_forecast/04_other_machines.ipynb #851e4d8e
 def pass_parts(sample_s: Mapping[int, float]) -> tuple[float, float]:
-    """Return (fixed seconds of a pass, seconds per sample) from `sample_s`, seconds per sample by micro batch size."""
+    """Return (fixed seconds of a pass, seconds per sample) from seconds per sample by micro batch size."""
     size, each = max(sample_s.items())
     small, slow = min(sample_s.items())
     if small == size:
@@ -46,7 +46,7 @@ def pass_parts(sample_s: Mapping[int, float]) -> tuple[float, float]:
 
 # %% ../../nbs/40_forecast/04_other_machines.ipynb #28df8fc5
 def times_as_fast(m: Measurement, place: Place) -> tuple[float, float] | None:
-    """Return bounds of the speed of the place's device relative to the measured one; None if unknown."""
+    """Return bounds of the place's speed relative to the measured device; None if unknown."""
     if place.speed is not None:
         return place.speed, place.speed
     theirs, ours = speed_of(place.hardware), speed_of(m.device) if m.gpu else None
@@ -63,7 +63,7 @@ _MAX_WAIT_FACTOR = 1.25  # largest factor if devices share a step
 _MAX_HOST_FACTOR = 2.0  # largest slowdown by another host
 
 
-def _stretch(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tuple[float, float]:
+def _compute_factor(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tuple[float, float]:
     """Return bounds of the factor on computing time, with micro batches of `size`."""
     if place.speed is not None or not b.slowest.sample_s:
         return 1 / fast[1], 1 / fast[0]
@@ -84,14 +84,14 @@ def time_there(b: Basis, place: Place, fast: tuple[float, float], size: int) -> 
         fast: Bounds of its device's relative speed.
         size: Micro batch size there.
     """
-    low, high = _stretch(b, place, fast, size)
+    low, high = _compute_factor(b, place, fast, size)
     p, readers = b.parts_s, b.cores / (place.cores or b.cores)
     slower = _MAX_HOST_FACTOR if place.speed is None else 1.0
     shared = b.workload.world_size / place.devices if place.speed is None else 1.0
-    aside = (p["evaluation"] + p["prediction"]) * shared
+    other = (p["evaluation"] + p["prediction"]) * shared
     host = p["start"] + p["saving"]
-    least = host + p["data"] * min(1.0, readers) + p["compute"] * low + aside / fast[1]
-    most = slower * (host + p["data"] * max(1.0, readers)) + p["compute"] * high + aside / fast[0]
+    least = host + p["data"] * min(1.0, readers) + p["compute"] * low + other / fast[1]
+    most = slower * (host + p["data"] * max(1.0, readers)) + p["compute"] * high + other / fast[0]
     return least, most
 
 # %% ../../nbs/40_forecast/04_other_machines.ipynb #6405d079
@@ -110,7 +110,7 @@ def _needs(b: Basis) -> tuple[float, float] | None:
 
 
 def room_there(b: Basis, place: Place) -> tuple[int | None, str]:
-    """Return the micro batch size there, at most the current one, and the reason. None: unknown; 0: no sample fits."""
+    """Return the micro batch size there, at most the current one, and the reason. None: unknown; 0: none fits."""
     size, needs = b.workload.micro_batch_size, _needs(b)
     if place.memory_gib is None or needs is None:
         return None, "its memory is not known" if needs else "the memory of a step could not be counted"
@@ -126,7 +126,7 @@ _AT_THE_END_S = 600.0  # reserved in a session for the last save, predictions an
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Estimate of a run at one place. Hours and dollars are (lower, upper) bounds; None: unknown."""
+    """Estimate at one place; hours and dollars are (lower, upper) bounds, None: unknown."""
 
     place: Place
     fits: bool | None
@@ -148,7 +148,7 @@ def _why(place: Place, fast: tuple[float, float], room: str) -> str:
 
 
 def elsewhere(b: Basis, place: Place) -> Elsewhere:
-    """Return the estimate for the run of `b` at `place`."""
+    """Return the estimate of the run of `b` at `place`."""
     size, room = room_there(b, place)
     fits, fast = None if size is None else size > 0, times_as_fast(b.slowest, place)
     if fast is None or fits is False:
@@ -173,13 +173,13 @@ HEADS: Row = ("where", "device", "fits", "hours", "sessions", "money")
 
 
 def between(low: float, high: float, unit: str = "") -> str:
-    """Return a short range of two numbers: 1.4 – 2.2 $."""
+    """Return a range of two numbers: 1.4 – 2.2 $."""
     low_text, high_text = (f"{x:.2g}" if x < 100 else f"{x:.0f}" for x in (low, high))
     return (high_text if low_text == high_text else f"{low_text} – {high_text}") + unit
 
 
 def hours_between(low: float, high: float) -> str:
-    """Return a range of hours; below 0.1 it is "< 0.1"."""
+    """Return a range of hours; "< 0.1" below that."""
     return "< 0.1" if high < 0.1 else between(max(0.1, low), high)
 
 
@@ -192,7 +192,7 @@ def _sessions(e: Elsewhere) -> str:
 
 
 def row_of(e: Elsewhere, micro_batch_size: int) -> Row:
-    """Return a row of the table; `micro_batch_size` is the current one."""
+    """Return a row of the table; `micro_batch_size`: the current one."""
     place, less = e.place, e.micro_batch_size is not None and e.micro_batch_size < micro_batch_size
     fits = {None: "not known", False: "no", True: f"{e.micro_batch_size} at a time" if less else "yes"}[e.fits]
     device = place.hardware if place.devices == 1 else f"{place.devices} × {place.hardware}"

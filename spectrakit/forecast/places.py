@@ -18,7 +18,7 @@ from ..system.errors import RequestError, did_you_mean
 # %% ../../nbs/40_forecast/01_places.ipynb #39637a61
 @dataclass(frozen=True)
 class Speed:
-    """Peak speed of a device: 10¹² operations per second in single and half precision, 10¹² bytes per second."""
+    """Peak of a device: 10¹² operations per second in single and half precision, 10¹² bytes per second."""
 
     fp32: float
     half: float  # fp16 or bf16 with matrix units
@@ -46,7 +46,7 @@ def _words(name: str) -> set[str]:
 
 
 def speed_of(device: str) -> Speed | None:
-    """Return the speed of a device by its driver's name, such as 'Tesla T4'; None if unknown."""
+    """Return a device's speed by its driver's name, such as 'Tesla T4', or None."""
     fitting = [name for name in DEVICES if _words(name) <= _words(device)]
     return DEVICES[max(fitting, key=len)] if fitting else None
 
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def price(self) -> float | None:
-        """Return the price in dollars per hour; None if unknown."""
+        """Dollars per hour; None if unknown."""
         if self.dollars is not None:
             return self.dollars
         price = prices().get(self.hardware)
@@ -89,7 +89,6 @@ def _number(place: str, key: str, value: Any, file: Any) -> float:
 
 
 def _place(name: str, values: Any, file: Any) -> Place:
-    """Return a place from a block of the file. RequestError if it is not valid."""
     if name == "here" or not name.isprintable():
         raise RequestError(f"In {file} a place is called {name!r}. Choose another name, in one line.")
     if not isinstance(values, Mapping) or "hardware" not in values:
@@ -110,7 +109,7 @@ def _place(name: str, values: Any, file: Any) -> Place:
 
 # %% ../../nbs/40_forecast/01_places.ipynb #95f02091
 def places() -> dict[str, Place]:
-    """Return the places by name; a user's folders override the package's. RequestError if a line is not valid."""
+    """Return the places by name; a user's folders override the package's. Raise RequestError for an invalid line."""
     by_name: dict[str, Place] = {}
     for folder in reversed(profile_folders()):
         file = folder / "places.yaml"

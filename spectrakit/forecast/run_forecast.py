@@ -36,7 +36,7 @@ def span(seconds: float) -> str:
 # %% ../../nbs/40_forecast/05_run_forecast.ipynb #51a0a972
 @dataclass(frozen=True)
 class Surroundings:
-    """Limits of the machine and the session, in seconds and bytes. None: no limit, or unknown."""
+    """Limits of machine and session, in seconds and bytes. None: no limit, or unknown."""
 
     left_s: float | None = None  # left for training in this session
     session_s: float | None = None  # length of a whole session
@@ -55,13 +55,13 @@ class Surroundings:
 # %% ../../nbs/40_forecast/05_run_forecast.ipynb #9296ce89
 @dataclass(frozen=True)
 class Forecast:
-    """Requirements of a run. Displayed as a table in a notebook, else as text.
+    """Requirements of a run, as a table in a notebook, else as text.
 
     Args:
         task: Name of the task.
         profile: Name of the profile.
-        workload: Steps, evaluations and checkpoints of the run.
-        ranks: Measurements of each rank.
+        workload: Steps, evaluations and checkpoints.
+        ranks: Measurement of each rank.
         start_s: Seconds from the request to the first step.
         here: Limits of this machine and session.
         notes: Messages from the measurement.
@@ -109,7 +109,7 @@ class Forecast:
 
     @property
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        """Forecasts of the run on the platforms in places.yaml."""
+        """Forecasts for the platforms in places.yaml."""
         return elsewhere_of(self)
 
     @property
@@ -118,14 +118,13 @@ class Forecast:
         return not problems(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the forecast as plain JSON values."""
+        """Return plain JSON values."""
         return as_dict(self)
 
     def __str__(self) -> str:
         return as_text(self)
 
-    def __repr__(self) -> str:
-        return as_text(self)  # multi-line in a console
+    __repr__ = __str__  # multi-line in a console
 
     def _repr_html_(self) -> str:
         return as_html(self)
@@ -160,12 +159,12 @@ def range_of(value: float, error: float) -> tuple[float, float]:
 
 
 def host_bytes(f: Forecast) -> int:
-    """Return the most bytes of host memory used by all processes together."""
+    """Return the most host bytes of all processes together."""
     return sum(m.host_bytes + m.workers_bytes for m in f.ranks)
 
 
 def disk_bytes(f: Forecast) -> int:
-    """Return the most bytes of all checkpoints on the disk at a time."""
+    """Return the most bytes of all checkpoints at a time."""
     return f.workload.kept * max(m.checkpoint_bytes for m in f.ranks)
 
 
@@ -181,13 +180,13 @@ def _disk_problem(f: Forecast) -> str | None:
 
 # %% ../../nbs/40_forecast/05_run_forecast.ipynb #b1158d62
 def sessions_of(f: Forecast) -> int:
-    """Return the number of sessions, each resuming the last; 0 if the run would never end."""
+    """Return the number of sessions, each resuming the last; 0 if endless."""
     start_s = f.parts_s["start"]
     return sessions_needed(f.total_s, start_s, f.here.left_s, f.here.session_s)
 
 
 def epochs_that_fit(f: Forecast) -> float | None:
-    """Return the number of epochs that fit into this session; None without a limit."""
+    """Return the epochs that fit into this session; None without a limit."""
     if f.here.left_s is None:
         return None
     parts = f.parts_s
@@ -209,7 +208,7 @@ def _time_problem(f: Forecast) -> str | None:
 
 # %% ../../nbs/40_forecast/05_run_forecast.ipynb #14580cbd
 def cost_range(f: Forecast) -> tuple[float, float] | None:
-    """Return bounds of the cost, the lower one with early stopping; None without a price."""
+    """Return bounds of the cost, the lower with early stopping; None without a price."""
     if f.here.price_per_hour is None:
         return None
     low, high = f.range_s
@@ -229,7 +228,7 @@ def _cost_problem(f: Forecast) -> str | None:
 
 
 def problems(f: Forecast) -> tuple[str, ...]:
-    """Return a sentence for each requirement that is not met."""
+    """Return a sentence per requirement that is not met."""
     found = (_memory_problem(f), _host_problem(f), _disk_problem(f), _time_problem(f), _cost_problem(f))
     return tuple(filter(None, found))
 

@@ -10,7 +10,7 @@ __all__ = ['WAITS', 'FORMS', 'WIDGET', 'TPU_S', 'SOURCE_BYTES', 'DATA_FILES', 'D
 # %% ../../nbs/88_kaggle/07_check.ipynb #f2f4a123
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,14 @@ def click_findings(kernel: Kernel) -> list[Finding]:
     return findings + _picker_findings(calls)
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #42868d54
-def _leak_finding(leak: Leak, where: str) -> Finding:
-    advice = "Remove it, revoke it at its service, and use" if leak.sure else "If it is a secret, use"
-    text = f"{leak.whose}: {leak.hint}. {advice} Kaggle's store of secrets."
-    return Finding("error" if leak.sure else "warning", "secret", text, where)
+def _leak_findings(leaks: Iterable[tuple[Leak, str]]) -> dict[tuple[str, str], Finding]:
+    """Return one finding per key and place, because a key may be found by form and by name."""
+    once: dict[tuple[str, str], Finding] = {}
+    for leak, where in leaks:
+        advice = "Remove it, revoke it at its service, and use" if leak.sure else "If it is a secret, use"
+        text = f"{leak.whose}: {leak.hint}. {advice} Kaggle's store of secrets."
+        once.setdefault((leak.hint, where), Finding("error" if leak.sure else "warning", "secret", text, where))
+    return once
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #15d130ac
 def secret_findings(kernel: Kernel) -> list[Finding]:
@@ -112,9 +116,7 @@ def secret_findings(kernel: Kernel) -> list[Finding]:
     else:
         leaks = [(leak, "") for leak in leaks_in_bytes(kernel.file.name, raw)]
     leaks += [(leak, KERNEL_FILE) for leak in leaks_in_bytes(KERNEL_FILE, (kernel.folder / KERNEL_FILE).read_bytes())]
-    once: dict[tuple, Finding] = {}  # one key may be found by form and by name
-    for leak, where in leaks:
-        once.setdefault((leak.hint, where), _leak_finding(leak, where))
+    once = _leak_findings(leaks)
     for leak, where in leaks_in_folder(kernel.folder, frozenset((KERNEL_FILE, kernel.file.name))):
         text = f"{leak.whose}: {leak.hint}. A push leaves this file here; an upload of the folder would not."
         once.setdefault((leak.hint, where), Finding("warning", "secret", text, where))
@@ -331,15 +333,8 @@ def data_findings(folder: Path | str, owner: str | None = None) -> list[Finding]
     ]
     files = [path for path in sorted(folder.iterdir()) if path.name != DATASET_FILE]
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    findings += [*_content_findings(files, size, folder.name), *_data_leaks(folder)]
+    findings += [*_content_findings(files, size, folder.name), *_leak_findings(leaks_in_folder(folder)).values()]
     return findings or [Finding("ok", "data", f"{len(files)} files, {format_bytes(size)}", folder.name)]
-
-
-def _data_leaks(folder: Path) -> list[Finding]:
-    once: dict[tuple, Finding] = {}
-    for leak, where in leaks_in_folder(folder):
-        once.setdefault((leak.hint, where), _leak_finding(leak, where))
-    return list(once.values())
 
 # %% ../../nbs/88_kaggle/07_check.ipynb #a542e749
 @dataclass(frozen=True)
@@ -367,8 +362,7 @@ class Checked:
         verdict = "fix the errors before a push" if counts["error"] else "it can be pushed"
         return "\n".join([*lines, f"{', '.join(totals)}: {verdict}"])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def _order(finding: Finding) -> tuple:

@@ -13,22 +13,16 @@ import ast
 import difflib
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 
 from .metadata import Finding, is_on
 from .requirements import Kernel, level_of, sources_of
-from .static_analysis import UNKNOWN, Cell, Parsed, Use, parse
+from .static_analysis import UNKNOWN, Cell, Use, parse
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #a0b106fa
-@lru_cache(64)
-def _parsed(source: str, plain: bool) -> Parsed:
-    return parse(source, plain=plain)
-
-
 def trees(kernel: Kernel) -> Iterator[tuple[Cell, ast.Module]]:
     """Yield each Python cell that writes no file, with its syntax tree."""
     for cell in kernel.cells:
-        parsed = _parsed(cell.source, cell.number is None) if cell.kind == "code" else None
+        parsed = parse(cell.source, cell.number is None) if cell.kind == "code" else None
         if parsed is not None and parsed.tree is not None and parsed.file is None:
             yield cell, parsed.tree
 
@@ -95,7 +89,7 @@ def _written_paths(kernel: Kernel) -> Iterator[tuple[Use, str]]:
     """Yield calls that write a table, with the path."""
     for use in kernel.facts.calls:
         given = [*use.args[:1], *(use.keywords[word] for word in _PATH_WORDS if word in use.keywords)]
-        path = str(given[0]) if given and _tail(use) in _WRITERS else UNKNOWN
+        path = str(given[0]) if given and use.tail in _WRITERS else UNKNOWN
         if UNKNOWN not in path.rpartition("/")[2]:
             yield use, path
 
@@ -103,14 +97,10 @@ def _written_paths(kernel: Kernel) -> Iterator[tuple[Use, str]]:
 def _written_names(kernel: Kernel) -> list[tuple[Use, str]]:
     return [(use, path.rpartition("/")[2]) for use, path in _written_paths(kernel)]
 
-
-def _tail(use: Use) -> str:
-    return use.name.rpartition(".")[2]
-
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1001
 def index_column(kernel: Kernel) -> Iterator[Finding]:
     """Find a submission with the index as an unnamed column."""
-    written = [use for use, name in _written_names(kernel) if name == "submission.csv" and _tail(use) == "to_csv"]
+    written = [use for use, name in _written_names(kernel) if name == "submission.csv" and use.tail == "to_csv"]
     own_index = any(_HAS_INDEX.search(cell.source) for cell in kernel.cells if cell.kind == "code")
     if written and not own_index and written[-1].keywords.get("index", True) is True:
         text = "to_csv('submission.csv') writes the index as a column, which Kaggle refuses. Write index=False."
@@ -123,7 +113,7 @@ _FORM = {"sep": ",", "header": True, "decimal": "."}  # required in Kaggle's tab
 def form_of_table(kernel: Kernel) -> Iterator[Finding]:
     """Find a submission without a header or with other separators."""
     for use, name in _written_names(kernel):
-        for word, usual in _FORM.items() if name == "submission.csv" and _tail(use) == "to_csv" else ():
+        for word, usual in _FORM.items() if name == "submission.csv" and use.tail == "to_csv" else ():
             value = use.keywords.get(word, usual)
             if value is False or (value not in (UNKNOWN, usual) and isinstance(usual, str)):
                 text = f"Kaggle cannot read the table of to_csv('submission.csv', {word}={value!r}). Remove {word}."
@@ -161,10 +151,10 @@ _RERUN = "KAGGLE_IS_COMPETITION_RERUN"
 _WRITES = re.compile(r"(?<!sample_)(?<!sample)submission\.(csv|parquet)|\bserve\(")
 
 
-def _says_rerun(test: ast.expr, names: dict[str, bool]) -> bool | None:
+def _is_rerun(test: ast.expr, names: dict[str, bool]) -> bool | None:
     """Return True if a condition holds in the rerun, False if only outside, None if unknown."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _says_rerun(test.operand, names)
+        inner = _is_rerun(test.operand, names)
         return None if inner is None else not inner
     if isinstance(test, ast.Name):
         return names.get(test.id)
@@ -179,14 +169,14 @@ def _outside(nodes: list[ast.stmt], names: dict[str, bool], outside: bool, found
     """Append (skipped in the rerun, line) for each statement that writes a submission."""
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            said = _says_rerun(node.value, names)
-            names |= {} if said is None else {node.targets[0].id: said}
-        said = _says_rerun(node.test, names) if isinstance(node, ast.If) else None
+            rerun = _is_rerun(node.value, names)
+            names |= {} if rerun is None else {node.targets[0].id: rerun}
+        rerun = _is_rerun(node.test, names) if isinstance(node, ast.If) else None
         bodies = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
         bodies += [handler.body for handler in getattr(node, "handlers", [])]
         if any(bodies):
             for place, body in enumerate(bodies):
-                _outside(body, names, outside or (said is not None and said is (place == 1)), found)
+                _outside(body, names, outside or (rerun is not None and rerun is (place == 1)), found)
         elif _WRITES.search(ast.unparse(node)) and not isinstance(node, (ast.Import, ast.ImportFrom)):
             found.append((outside, node.lineno))
 
@@ -552,7 +542,7 @@ def _removed_methods(kernel: Kernel) -> Iterator[tuple[str, str, str]]:
                 yield cell.at(node.lineno), f".{node.attr}", _KERAS_METHODS[node.attr]
     boosting = modules & {"lightgbm", "xgboost", "catboost"}
     for use in kernel.facts.calls if boosting and "catboost" not in boosting else ():
-        if _tail(use) == "fit" and "early_stopping_rounds" in use.keywords and use.how != "guarded":
+        if use.tail == "fit" and "early_stopping_rounds" in use.keywords and use.how != "guarded":
             yield use.where, "fit(early_stopping_rounds=…)", "lightgbm.early_stopping, or the argument of XGBClassifier"
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #7ace1005
@@ -565,10 +555,10 @@ def removed_names(kernel: Kernel) -> Iterator[Finding]:
     for where, name, new in found:
         yield Finding("error", "removed", f"{name} was removed. Use {new}.", where)
     for use in kernel.facts.calls:
-        words = [w for w in use.keywords if (use.name, w) in _KEYWORDS or (_tail(use), w) in _KEYWORDS]
+        words = [w for w in use.keywords if (use.name, w) in _KEYWORDS or (use.tail, w) in _KEYWORDS]
         for word in words if use.how != "guarded" and use.name not in kernel.own else ():
-            new = _KEYWORDS.get((use.name, word)) or _KEYWORDS[(_tail(use), word)]
-            yield Finding(level_of(use), "removed", f"{_tail(use)} no longer takes {word}=. Use {new}.", use.where)
+            new = _KEYWORDS.get((use.name, word)) or _KEYWORDS[(use.tail, word)]
+            yield Finding(level_of(use), "removed", f"{use.tail} no longer takes {word}=. Use {new}.", use.where)
         if use.name == "matplotlib.pyplot.style.use" and re.match("seaborn(?!-v0_8)", str((*use.args, "")[0])):
             new = str(use.args[0]).replace("seaborn", "seaborn-v0_8")
             text = f"The style {use.args[0]!r} was removed. Use {new!r}."
@@ -608,9 +598,7 @@ def spawned_functions(kernel: Kernel) -> Iterator[Finding]:
     """Find notebook functions that a spawned process cannot import."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     own = {node.name for _, tree in trees(kernel) for node in nodes_of(tree) if isinstance(node, functions)}
-    spawns = any(
-        _tail(use) in ("set_start_method", "get_context") and "spawn" in use.args for use in kernel.facts.calls
-    )
+    spawns = any(use.tail in ("set_start_method", "get_context") and "spawn" in use.args for use in kernel.facts.calls)
     names = imported_names(kernel)
     for cell, tree in trees(kernel) if kernel.file.suffix == ".ipynb" else ():
         for node in [node for node in nodes_of(tree) if called_name(node) in _STARTS]:
@@ -648,21 +636,21 @@ _DTYPES = ("torch.bfloat16", "tf.bfloat16", "jnp.bfloat16", "ml_dtypes.bfloat16"
 _BF16_IN_SHELL = re.compile(r"--bf16(?!\S*=\s*[Ff]alse)|(dtype|precision)[= ]+(bf16|bfloat16)\b")
 
 
-def _asks_not(tree: ast.Module) -> set[int]:
+def _ignored_nodes(tree: ast.Module) -> set[int]:
     """Return ids of nodes that do not choose a type: comparisons, lists, conditional values, CPU code."""
     nodes, left_out = list(nodes_of(tree)), (ast.Compare, ast.List, ast.Tuple, ast.Set)
-    aside: list[ast.AST | None] = [node for node in nodes if isinstance(node, left_out)]
-    aside += [node for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    ignored: list[ast.AST | None] = [node for node in nodes if isinstance(node, left_out)]
+    ignored += [node for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     for node in nodes:
         if isinstance(node, ast.Dict) and re.search("float32|fp32|fp16", ast.unparse(node)):
-            aside.append(node)
+            ignored.append(node)
         elif isinstance(node, ast.Dict):
-            aside += node.keys
+            ignored += node.keys
         elif isinstance(node, ast.IfExp):
-            aside += [node.body, node.orelse]
+            ignored += [node.body, node.orelse]
         elif "autocast" in called_name(node) and re.search(r"['\"]cpu['\"]|cpu\.", ast.unparse(node)):
-            aside.append(node)
-    return {id(one) for node in aside if node is not None for one in ast.walk(node)}
+            ignored.append(node)
+    return {id(one) for node in ignored if node is not None for one in ast.walk(node)}
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #bf160004
 def _true_names(node: ast.AST) -> list[str]:
@@ -680,8 +668,8 @@ def _true_names(node: ast.AST) -> list[str]:
 
 def _written_bf16(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """Yield (line, code, replacement) where bfloat16 is chosen."""
-    passed, scaled = _asks_not(tree), ", and a GradScaler to train"
-    for node in [node for node in nodes_of(tree) if id(node) not in passed]:
+    skipped, scaled = _ignored_nodes(tree), ", and a GradScaler to train"
+    for node in [node for node in nodes_of(tree) if id(node) not in skipped]:
         line = getattr(node, "lineno", 1)
         if called_name(node) == "is_bf16_supported" and isinstance(node, ast.Call) and not node.args + node.keywords:
             yield line, "is_bf16_supported() is True here, too", "is_bf16_supported(including_emulation=False)"

@@ -21,7 +21,6 @@ from spectrakit.kaggle.metadata import (
     DATASET_FILE,
     KERNEL_FILE,
     PLACEHOLDER,
-    WHEELS,
     Finding,
     bare_source,
     is_on,
@@ -30,7 +29,7 @@ from spectrakit.kaggle.metadata import (
     with_owner,
 )
 from .offline.import_names import importable_offline, modules_of, package_of, read_wheels
-from .offline.install_cell import list_sha256, named_sha256
+from .offline.install_cell import WHEELS, list_sha256, named_sha256
 from .static_analysis import UNKNOWN, Cell, Facts, Use, facts_of, read_code, tops
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import check_inside
@@ -260,7 +259,7 @@ def _is_name(text: str) -> bool:
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #7ace2001
 def _fetches_weights(use: Use, first: str, is_name: bool) -> str | None:
     """Return why a call fetches weights by a model's name, or None."""
-    name, weights = use.name.rpartition(".")[2], use.keywords.get("weights", "imagenet")
+    name, weights = use.tail, use.keywords.get("weights", "imagenet")
     model = use.keywords.get("model", first)
     by_name = BY_NAME.search(use.name) and (is_name or ("model" in use.keywords and _is_name(str(model))))
     if by_name or (name == "pipeline" and use.name.startswith("transformers") and "model" not in use.keywords):
@@ -301,7 +300,7 @@ LOCAL_READERS = ("csv", "json", "parquet", "text", "arrow", "imagefolder", "audi
 
 def _fetches(use: Use) -> str | None:
     """Return why a call needs the network, or None."""
-    first, tail = _first(use), use.name.rpartition(".")[2]
+    first, tail = _first(use), use.tail
     if use.name == "torch.hub.load" and use.keywords.get("source") == "local":
         return None
     if FETCHES.match(use.name):
@@ -331,7 +330,7 @@ def _fetches(use: Use) -> str | None:
 def _made_here(kernel: Kernel) -> set[str]:
     """Return folders that the code itself writes."""
     facts, makes = kernel.facts, ("save_pretrained", "save_model", "makedirs", "mkdir")
-    made = {str(arg) for use in facts.calls if use.name.rpartition(".")[2] in makes for arg in use.args}
+    made = {str(arg) for use in facts.calls if use.tail in makes for arg in use.args}
     made |= {str(arg) for use in facts.values if use.name in ("output_dir", "save_directory") for arg in use.args}
     for use in facts.shell:
         options = re.findall(r"(?:^|\s)(?:--output[_-]dir[=\s]|mkdir (?:-p )?)\s*(\S+)", " ".join(use.args))
@@ -436,7 +435,7 @@ def wanted_inputs(facts: Facts) -> list[Wanted]:
     words = [(word, use) for use in facts.shell for word in use.args]
     paths += [(path, f"/kaggle/input/{path}", use) for word, use in words for path in _INPUT.findall(word)]
     wanted = [_wanted(path, text, use, True) for path, text, use in paths]
-    finds = [use for use in facts.calls if use.name.rpartition(".")[2] == "find_input" and use.args]
+    finds = [use for use in facts.calls if use.tail == "find_input" and use.args]
     wanted += [_wanted(use.args[0], f"find_input({use.args[0]!r})", use, False) for use in finds]
     once = {(w.kind, w.owner, w.slug, w.use.where): w for w in wanted if w is not None}
     return list(once.values())

@@ -185,7 +185,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
             yield target, value
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #94e6e071
-def _given(call: ast.Call) -> Iterator[tuple[str | None, ast.AST]]:
+def _named_arguments(call: ast.Call) -> Iterator[tuple[str | None, ast.AST]]:
     """Yield (name, value) of a call's keywords, of `login`'s key, and of the password in `auth`."""
     for word in call.keywords:
         name, value = word.arg, word.value
@@ -214,7 +214,7 @@ class _ConstantFolder(ast.NodeVisitor):
             keys = [_constant_text(key, self.names) for key in node.keys]
             self.set_to(*zip(keys, node.values, strict=False))
         if isinstance(node, ast.Call):
-            self.set_to(*_given(node))
+            self.set_to(*_named_arguments(node))
             if len(node.args) == 2:  # os.environ.setdefault("NAME", "value"), setattr
                 self.set_to((_constant_text(node.args[0], self.names), node.args[1]))
         self.generic_visit(node)
@@ -250,7 +250,7 @@ def leaks_in_python(tree: ast.AST) -> list[Leak | None]:
 
 def leaks_in_code(source: str, plain: bool = False) -> list[Leak | None]:
     """Return the keys in a notebook cell, or in a script (`plain`)."""
-    tree = parse(source, plain=plain).tree
+    tree = parse(source, plain).tree
     return [*leaks_in(source), *(leaks_in_python(tree) if tree is not None else ())]
 
 # %% ../../nbs/88_kaggle/03_secret_scan.ipynb #0def4892

@@ -20,6 +20,7 @@ import tokenize
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,7 @@ def _shell_lines(body: str, above: int) -> tuple[tuple[int, str], ...]:
     return tuple((i, line.strip()) for i, line in lines if line.strip() and line.strip()[0] != "#")
 
 
+@lru_cache(64)
 def parse(source: str, plain: bool = False) -> Parsed:
     """Return the parsed cell; `plain`: a script without IPython lines."""
     head, _, body = source.lstrip("\n").partition("\n")
@@ -249,6 +251,11 @@ class Use:
     how: str = "always"  # 'always', 'maybe' or 'guarded'
     args: tuple = ()  # texts or UNKNOWN
     keywords: dict = field(default_factory=dict)
+
+    @property
+    def tail(self) -> str:
+        """Last part of the name."""
+        return self.name.rpartition(".")[2]
 
 
 @dataclass
@@ -558,7 +565,7 @@ def _value_of(keyword: ast.keyword, scope: Scope) -> Any:
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #492590ac
 def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
     """Note commands and magics that a call starts."""
-    tail = call.name.rpartition(".")[2]
+    tail = call.tail
     if call.name.startswith("subprocess.") and node.args:
         how = {"check": call.keywords.get("check") is True or tail.startswith("check_")}
         if call.args[0] != UNKNOWN:
@@ -647,7 +654,7 @@ def facts_of(cells: list[Cell]) -> Facts:
 
 def _read_cell(scope: Scope) -> None:
     facts, cell = scope.facts, scope.cell
-    parsed = parse(cell.source, plain=cell.number is None)
+    parsed = parse(cell.source, cell.number is None)
     if parsed.error:
         line, message = parsed.error
         # since Python 3.12 f-strings may contain any expression

@@ -94,7 +94,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 def names_of(cell: Cell) -> Names:
     """Return the names of a code cell; words in magics count as bound."""
-    parsed, names = parse(cell.source, plain=cell.number is None), Names()
+    parsed, names = parse(cell.source, cell.number is None), Names()
     head = re.match(r"\s*%%(.*)", cell.source)
     for line in [*parsed.lines.values(), head[1] if head else ""]:
         names.at_once.update(re.findall(r"[A-Za-z_]\w*", line) if not line.startswith("!") else ())
@@ -142,7 +142,7 @@ _COPIES = ("cp", "mv", "rsync", "ln")  # commands that change the last argument
 
 def _opened(use: Use) -> Iterator[tuple[str, bool]]:
     """Yield (path, whether it is written) for a call that opens files."""
-    tail = use.name.rpartition(".")[2]
+    tail = use.tail
     if not _OPENS.fullmatch(tail):
         return
     mode = use.args[1] if tail == "open" and len(use.args) > 1 else use.keywords.get("mode", "r")
@@ -234,7 +234,7 @@ def submission_findings(kernel: Kernel) -> list[Finding]:
     texts = [use.name for use in (*facts.texts, *facts.values)] + [str(a) for use in facts.calls for a in use.args]
     words = [word for use in facts.shell for word in (use.name, *use.args)]
     looks_around = any(text.rstrip("/") in ("/kaggle/input", "../input") for text in texts) or any(
-        use.name.rpartition(".")[2] in ("find_input", "competition_download") for use in facts.calls
+        use.tail in ("find_input", "competition_download") for use in facts.calls
     )
     findings = []
     for cup in cups if kernel.cells else ():
@@ -258,7 +258,7 @@ def random_findings(kernel: Kernel) -> list[Finding]:
     made = [use for use in calls if _RANDOM.match(use.name)]
     texts = [use.name for use in facts.texts] + [str(a) for use in calls for a in use.args]
     reads = any(re.search(r"/kaggle/input/.|\.\./input|^task\.data=", text) for text in texts) or any(
-        use.name.rpartition(".")[2] in ("find_input", "attached_runs", "Table") for use in calls
+        use.tail in ("find_input", "attached_runs", "Table") for use in calls
     )
     if not made or reads or not any(use.name in _TRAINS for use in calls):
         return []

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DONE_FILE', 'FETCHED', 'SCORED', 'read_done', 'note_done', 'content_sha256', 'UpOptions', 'dataset_status',
-           'wait_until_ready', 'create_dataset', 'house_for', 'upload_wheels', 'run_stands', 'follow_run', 'Upped',
-           'was_cut_short', 'kept_metadata', 'attach_kept', 'fetch_kept', 'take_along', 'kaggle_up', 'read_submissions',
-           'Submission', 'submit_kernel']
+           'wait_until_ready', 'create_dataset', 'wheels_for', 'upload_wheels', 'run_status', 'follow_run', 'UpResult',
+           'was_cut_short', 'kept_metadata', 'attach_kept', 'fetch_kept', 'attach_output', 'kaggle_up',
+           'read_submissions', 'Submission', 'submit_kernel']
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #c31f4fec
 import csv
@@ -129,7 +129,7 @@ def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
         )
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #e2b4d1e7
-def house_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
+def wheels_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
     """Return the kernel's folder of wheels, made if needed.
 
     Args:
@@ -177,7 +177,7 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
     return sha256
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #b270be06
-def run_stands(name: str) -> tuple[str, str]:
+def run_status(name: str) -> tuple[str, str]:
     """Return the status of a kernel's last run, such as RUNNING, and Kaggle's reason for a failure."""
     status, text = ask_client(["kernels", "status", name])
     match, why = re.search(r'has status "(?:\w+\.)?(\w+)"', text), re.search(r'Failure message: "(.+)"', text)
@@ -190,7 +190,7 @@ def _wait_for_end(name: str, poll_s: float) -> tuple[str, str]:
     """Print each change of status; return the final one and the reason."""
     last = ""
     while True:
-        status, why = run_stands(name)
+        status, why = run_status(name)
         if status != last:
             last = status
             print(one_line(f"{name}: {last}"), flush=True)
@@ -212,7 +212,7 @@ def follow_run(folder: Path, options: UpOptions) -> tuple[str, str]:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #decf3368
 @dataclass(frozen=True)
-class Upped:
+class UpResult:
     """Result of `kaggle_up`."""
 
     version: int | None  # of the kernel; None after a dry run
@@ -229,7 +229,7 @@ def was_cut_short(status: str, why: str) -> bool:
     return status in FAILED and (status != "ERROR" or bool(_OUT_OF_TIME.search(why)))
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #3f16a2f7
-def _what_now(folder: Path, version: int | None, status: str, why: str) -> str:
+def _advice_after(folder: Path, version: int | None, status: str, why: str) -> str:
     place = shlex.quote(str(folder))
     if not was_cut_short(status, why):
         return (
@@ -312,12 +312,12 @@ def fetch_kept(folder: Path, version: int, options: UpOptions) -> Path:
     return place
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000008
-def take_along(folder: Path, version: int, options: UpOptions) -> None:
+def attach_output(folder: Path, version: int, options: UpOptions) -> None:
     """Attach the output of `version` to the kernel, as a data set.
 
     Raise RequestError if the version still runs or left no checkpoint.
     """
-    status = "" if options.dry_run else run_stands(kernel_name(folder))[0]
+    status = "" if options.dry_run else run_status(kernel_name(folder))[0]
     if status and status != "COMPLETE" and status not in FAILED:
         raise RequestError(f"Version {version} has not ended ({status}). Without --keep the same command follows it.")
     place = fetch_kept(folder, version, options)
@@ -335,9 +335,9 @@ def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, option
     """Push the kernel if it changed or was stopped; return the running version."""
     done = read_done(folder)
     if options.keep:
-        take_along(folder, int(done["version"]), options)
+        attach_output(folder, int(done["version"]), options)
     elif not options.again and done.get("kernel") == content_sha256(folder, sha256) and done.get("version"):
-        status, why = ("", "") if options.dry_run else run_stands(kernel_name(folder))
+        status, why = ("", "") if options.dry_run else run_status(kernel_name(folder))
         if not was_cut_short(status, why):
             print(f"version {done['version']} is up to date: nothing has changed since it was pushed")
             return int(done["version"])
@@ -364,7 +364,7 @@ def _check_asked(folder: Path, options: UpOptions) -> None:
         )
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #d460e58b
-def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOptions = UpOptions()) -> Upped:
+def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOptions = UpOptions()) -> UpResult:
     """Push the kernel in `folder`, follow its run, and fetch its output.
 
     Wheels are made and uploaded if needed. After an error the same call continues.
@@ -383,7 +383,7 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
     _check_asked(folder, options)
     account = known_owner(owner) if owner is not None or written == PLACEHOLDER else written
     name = None if account == PLACEHOLDER else account
-    house = house_for(folder, options.wheels, name, options.dry_run)
+    house = wheels_for(folder, options.wheels, name, options.dry_run)
     sha256 = ""
     if (house / "wheelhouse.json").is_file():
         sha256 = upload_wheels(house, name, read_done(folder).get("wheels", ""), options)
@@ -393,15 +393,15 @@ def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOption
         call_client(["datasets", "create", "-p", str(house)], dry_run=True)  # only shown: the wheels do not exist yet
     version = _push_once(folder, name, house, sha256, options)
     if options.dry_run and str(read_metadata(folder / KERNEL_FILE).get("id")).startswith(PLACEHOLDER):
-        return Upped(None, "", Path(options.out or folder / "output"))
+        return UpResult(None, "", Path(options.out or folder / "output"))
     (status, why), out = follow_run(folder, options), Path(options.out or folder / "output")
     before = _results_in(out)
     kernel_output(folder, out, files=options.files, force=True, dry_run=options.dry_run)
     if status in FAILED:
-        raise KaggleError(_what_now(folder, version, status, why))
+        raise KaggleError(_advice_after(folder, version, status, why))
     new = [path for path, written in _results_in(out).items() if written != before.get(path)]
     _report_failures([path for path in new if path.name == "summary.json"])
-    return Upped(version, status, out, _report_submission(folder, version, new, options) if status else None)
+    return UpResult(version, status, out, _report_submission(folder, version, new, options) if status else None)
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #31622271
 def _competition_of(folder: Path, given: str | None) -> str:

@@ -24,9 +24,9 @@ from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/92_lm/01_documents.ipynb #d1717b46
 class BadRow(Exception):
-    """A row, or the rest of a shard, that cannot be read.
+    """Unreadable row, or rest of a shard.
 
-    `reason` may be a function that returns the message; `after` is the position behind the row, None at the end.
+    `reason`: message or function returning it; `after`: position behind the row, None at the end.
     """
 
     def __init__(self, reason: str | Callable[[], str], after: int | None):
@@ -185,7 +185,7 @@ FORMATS = {
 
 
 def format_of(path: Path) -> Format | None:
-    """Return the format for the ending of `path`, or None."""
+    """Return the format of `path`'s ending, or None."""
     ending = Path(path.stem).suffix if _is_gzip(path) else path.suffix
     form = FORMATS.get(ending.lower())
     return None if _is_gzip(path) and form not in (_LINES, _TEXT) else form
@@ -226,7 +226,7 @@ class FileCorpus:
             raise BadRow(f"{self.paths[shard].name} cannot be read to its end ({error})", None) from None
 
     def edges(self) -> str:
-        """Return a hash of the name, length, beginning and end of each file."""
+        """Return a hash of each file's name, length, beginning and end."""
         digest = hashlib.sha256()
         for path in self.paths:
             with open(path, "rb") as file:
@@ -272,8 +272,9 @@ def _check_whole(corpus: FileCorpus) -> FileCorpus:
 
 # %% ../../nbs/92_lm/01_documents.ipynb #c835823a
 def open_files(path: Path, max_files: int | None = None) -> FileCorpus:
-    """Return the corpus of a file, or of at most `max_files` files in a folder; raise RequestError if none or several
-    formats fit.
+    """Return the corpus of a file, or of at most `max_files` files of a folder.
+
+    Raise RequestError if none or several formats fit.
     """
     if path.is_file():
         if (kind := format_of(path)) is None:
@@ -319,7 +320,7 @@ class IndexedCorpus:
 # %% ../../nbs/92_lm/01_documents.ipynb #bc393c8a
 @dataclass(frozen=True)
 class StreamedCorpus:
-    """A `datasets.IterableDataset` with its own shards."""
+    """A `datasets.IterableDataset` with its shards."""
 
     dataset: Any
     name: str
@@ -350,10 +351,10 @@ class Wanted:
     """Selection from a data set.
 
     Args:
-        subset: a configuration, a folder, or a split such as train[:1000]; default: all
-        split: the split, unless `subset` names one
-        streaming: read over the network on demand; "auto" if possible
-        by_name: leave out files named after another split
+        subset: Configuration, folder, or split such as train[:1000]. Default: all.
+        split: Split, unless `subset` names one.
+        streaming: Read over the network on demand; "auto" if possible.
+        by_name: Leave out files named after another split.
     """
 
     subset: str | None = None
@@ -375,14 +376,14 @@ _BOUND = r"-?\d[\d_]*%?"
 
 @dataclass(frozen=True)
 class Part:
-    """Rows `first` to `last` (exclusive) of a split, as numbers (negative from the end) or percentages."""
+    """Rows `first` to `last` (exclusive) of a split: numbers (negative: from the end) or percentages."""
 
     split: str
     first: str | None = None
     last: str | None = None
 
     def rows(self, count: Callable[[], int]) -> tuple[int, int | None]:
-        """Return both bounds as row numbers (None: the end); `count` returns the number of rows."""
+        """Return the bounds as row numbers (None: the end); `count` returns the number of rows."""
         return _row(self.first, count) or 0, _row(self.last, count)
 
 
@@ -409,7 +410,7 @@ def parts_named(words: str) -> list[Part]:
 # %% ../../nbs/92_lm/01_documents.ipynb #2a872039
 @dataclass(frozen=True)
 class Span:
-    """Range of positions in a shard, which begins with row number `row`."""
+    """Positions of a shard, from row number `row`."""
 
     shard: int
     begin: int
@@ -419,7 +420,7 @@ class Span:
 # %% ../../nbs/92_lm/01_documents.ipynb #f273441b
 @dataclass(frozen=True)
 class PartCorpus:
-    """Ranges of the files of a corpus, one per shard."""
+    """Ranges of a corpus's files, one per shard."""
 
     corpus: FileCorpus
     spans: tuple[Span, ...]
@@ -505,8 +506,9 @@ def _split_of(path: Path) -> str | None:
 
 
 def files_of(corpus: FileCorpus, folder: Path, split: str) -> FileCorpus:
-    """Return the files named after `split`; other files, and a single one, belong to train. Raise RequestError if
-    there are none.
+    """Return the files named after `split`; others, and a single one, belong to train.
+
+    Raise RequestError if there are none.
     """
     wanted = _split_named(split)
     if split == "all" or (wanted == "train" and folder.is_file()):
@@ -673,8 +675,9 @@ def _open_local(place: Place, wanted: Wanted, max_files: int | None) -> Corpus:
 
 
 def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None = None) -> Corpus:
-    """Return the corpus at `place`, limited to the part `wanted` and to `max_files` files; raise RequestError if it
-    cannot be read.
+    """Return the part `wanted` of the corpus at `place`, with at most `max_files` files.
+
+    Raise RequestError if it cannot be read.
     """
     if place.path is not None and wanted.streaming is not True:
         return _open_local(place, wanted, max_files)

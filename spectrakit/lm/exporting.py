@@ -90,7 +90,7 @@ def _is_consistent(config: Any) -> bool:
 def mend_generation(model: Any) -> str:
     """Make the generation config savable; return a sentence on the change, or ''.
 
-    Settings for generation in config.json, the place of older versions, move to the generation config.
+    Generation settings in config.json, their older place, move there.
     """
     from transformers import GenerationConfig
 
@@ -113,7 +113,7 @@ def mend_generation(model: Any) -> str:
 
 
 def set_end(model: Any, tokenizer: Any, end: int) -> None:
-    """Set `end` as the end-of-text token of a tokenizer, a config and a generation config."""
+    """Set the end-of-text token of tokenizer, config and generation config."""
     if tokenizer.eos_token_id != end:
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     for config in (model.config, getattr(model, "generation_config", None)):
@@ -127,7 +127,7 @@ _ROUNDING = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.15}  # relative dif
 
 @dataclass(frozen=True)
 class Answer:
-    """Logits [positions, vocabulary], float32, for token ids `ids`, and the dtype of the weights."""
+    """Logits [positions, vocabulary], float32, for token ids `ids`, and the weights' dtype."""
 
     ids: Any
     logits: Any
@@ -135,7 +135,7 @@ class Answer:
 
 
 def answer_of(model: Any, ids: Any) -> Answer:
-    """Return the logits of a model in eval mode for `ids`, Tensor [1, length]."""
+    """Return a model's logits for `ids`, Tensor [1, length]."""
     import torch
 
     with torch.no_grad():
@@ -145,29 +145,23 @@ def answer_of(model: Any, ids: Any) -> Answer:
 
 
 def difference(one: Answer, other: Answer) -> float:
-    """Return the difference of logits relative to their spread; infinity if not finite."""
+    """Return the logits' difference relative to their spread; infinity if not finite."""
     first, second = (each.logits - each.logits.mean(-1, keepdim=True) for each in (one, other))
-    apart = float((first - second).norm() / first.norm().clamp(min=1e-12))
-    return apart if apart == apart else float("inf")
+    distance = float((first - second).norm() / first.norm().clamp(min=1e-12))
+    return distance if distance == distance else float("inf")
 
 
 def check_same(trained: Answer, exported: Answer) -> None:
-    """Raise RequestError if the logits differ by more than rounding."""
+    """Raise RequestError if logits differ by more than rounding."""
     allowed = max(_ROUNDING.get(each.dtype, 0.15) for each in (trained, exported))
-    if (apart := difference(trained, exported)) > allowed:
+    if (distance := difference(trained, exported)) > allowed:
         raise RequestError(
-            f"The exported model is not the trained one: its logits differ by {apart:.2g} of their spread, "
+            f"The exported model is not the trained one: its logits differ by {distance:.2g} of their spread, "
             f"more than the {allowed:g} of rounding. No folder was written. Try dtype='float32', or adapters=True and "
             "a merge with peft."
         )
 
 # %% ../../nbs/92_lm/07_exporting.ipynb #6dc65419
-def _cannot_write() -> tuple[type[Exception], ...]:
-    from safetensors import SafetensorError
-
-    return OSError, SafetensorError
-
-
 _WRITTEN = (  # files of transformers and peft
     r"(config|generation_config|adapter_config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
     r"|(model|adapter_model)[\w.-]*\.(safetensors|json)|(merges|vocab)\.txt|[\w.-]+\.(model|jinja)|README\.md"
@@ -189,7 +183,7 @@ def _check_not_begun_with(name: str, folder: Path) -> None:
 
 
 def free_folder(folder: str | Path) -> Path:
-    """Return the absolute path of a folder that is free for an export, or raise RequestError."""
+    """Return the absolute path of a folder free for an export; raise RequestError for others."""
     out = checked_path(folder, "folder").expanduser().absolute()
     if not _is_free(out):
         raise RequestError(f"{str(out)!r} has files of no exported model. Name another folder.")
@@ -237,7 +231,7 @@ def _loaded(folder: Path, name: str, adapters: bool, dtype: str) -> Any:
 # %% ../../nbs/92_lm/07_exporting.ipynb #26cfe2fd
 @dataclass(frozen=True)
 class _Export:
-    """Form of an export: base model, end-of-text token, adapters or merged weights, and their dtype."""
+    """Form of an export: base model, end-of-text token, adapters or merged weights, dtype."""
 
     name: str
     end: int
@@ -246,16 +240,16 @@ class _Export:
 
     def write(self, model: Any, tokenizer: Any, folder: Path) -> tuple[Answer, str]:
         """Write the files; return the trained model's logits, and a sentence on a change, or ''."""
-        trained, said = answer_of(model, _probe(model, tokenizer)), ""
+        trained, note = answer_of(model, _probe(model, tokenizer)), ""
         if self.adapters:
             tokenizer.eos_token = tokenizer.convert_ids_to_tokens(self.end)
         else:
             merged = without_lora(model.float() if self.dtype == "float32" else model)
             model = _in_dtype(merged, self.name, self.dtype)
             set_end(model, tokenizer, self.end)
-            said = mend_generation(model)
+            note = mend_generation(model)
         _save(model, tokenizer, folder)
-        return trained, said
+        return trained, note
 
     def check(self, folder: Path, trained: Answer) -> None:
         frozen = "float32" if trained.dtype == "float32" else "auto"
@@ -263,7 +257,9 @@ class _Export:
 
 # %% ../../nbs/92_lm/07_exporting.ipynb #27904c36
 @contextlib.contextmanager
-def _made_whole(out: Path) -> Iterator[Path]:
+def _atomic_folder(out: Path) -> Iterator[Path]:
+    from safetensors import SafetensorError
+
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +267,7 @@ def _made_whole(out: Path) -> Iterator[Path]:
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
-    except _cannot_write() as error:
+    except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"The model cannot be written to {str(out)!r}: {reason}.") from None
     finally:
@@ -291,18 +287,18 @@ def export(
     base: str | None = None,
     dtype: str | None = None,
 ) -> Path:
-    """Write a trained language model as a folder that `from_pretrained` loads, and return the folder.
+    """Write a trained language model as a folder for `from_pretrained`; return the folder.
 
     Args:
-        run: the run, or its folder
-        folder: destination; a complete export replaces an earlier one
-        task: the trained task, if it was created with options (default: from the settings)
-        adapters: write LoRA adapters alone, for `peft` (default: merged into the weights)
-        base: new place of the base model (default: its place at training)
-        dtype: float32, float16, bfloat16, or auto, that of the base (default: task.dtype)
+        run: The run or its folder.
+        folder: Destination; a complete export replaces an earlier one.
+        task: Trained task, if created with options. Default: from the settings.
+        adapters: Write LoRA adapters alone, for `peft`. Default: merged into the weights.
+        base: New place of the base model.
+        dtype: float32, float16, bfloat16, or auto, the base's. Default: task.dtype.
 
     Raises:
-        RequestError: the run has no checkpoint, the folder is not free, or logits differ from the trained model's
+        RequestError: No checkpoint, no free folder, or logits that differ from the trained model's.
     """
     run = run if isinstance(run, Run) else open_run(run)
     out = free_folder(folder)
@@ -315,11 +311,11 @@ def export(
     end = end_of_text(tokenizer, _option(run, task, "eos_token"))
     base_dtype = "auto" if _option(run, task, "dtype") == "auto" else None
     written = _Export(name, end, adapters, dtype or base_dtype)
-    with _made_whole(out) as beside:
-        trained, said = written.write(model, tokenizer, beside)
+    with _atomic_folder(out) as beside:
+        trained, note = written.write(model, tokenizer, beside)
         del model  # free its memory for the loaded one
         gc.collect()
         written.check(beside, trained)
-    if said:
-        print(f"{run.path.name}: {said}", file=sys.stderr)
+    if note:
+        print(f"{run.path.name}: {note}", file=sys.stderr)
     return out

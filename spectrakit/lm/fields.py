@@ -48,7 +48,7 @@ def _value(row: dict[str, Any], name: str, where: str) -> str:
 # %% ../../nbs/92_lm/02_fields.ipynb #13201602
 @dataclass(frozen=True)
 class TextFields:
-    """Fields of a text: the first of `names` that a row has, or all in `template`."""
+    """Fields of a text: the first of `names` in a row, or all in `template`."""
 
     names: tuple[str, ...] = ()
     template: str | None = None
@@ -60,7 +60,7 @@ class TextFields:
         return tuple(name for _, name, _, _ in string.Formatter().parse(self.template) if name)
 
     def text_of(self, row: dict[str, Any], where: str) -> str:
-        """Return the text of a row, empty if null; raise RequestError if it has none."""
+        """Return a row's text, empty if null; raise RequestError without one."""
         if self.template is not None:
             return self.template.format_map({name: _value(row, name, where) for name in self.wanted})
         name = next((name for name in self.names if name in row), self.names[0])
@@ -96,7 +96,7 @@ def _no_text(rows: Sequence[dict[str, Any]], name: str) -> str:
 
 # %% ../../nbs/92_lm/02_fields.ipynb #285751e3
 def guess_field(rows: Sequence[dict[str, Any]], name: str) -> tuple[str, str]:
-    """Return the text field of `rows` and the reason, or raise RequestError naming the data set `name`."""
+    """Return the text field of `rows` and the reason; raise RequestError naming the data set `name`."""
     lengths = _lengths(rows) or _lengths(rows, everywhere=False)
     if not lengths:
         raise RequestError(_no_text(rows, name))
@@ -155,13 +155,13 @@ def _of_template(template: str) -> TextFields:
 def find_text(
     corpus: Corpus, named: Any = None, template: str | None = None, skips_bad: bool = False
 ) -> tuple[TextFields, str]:
-    """Return the text fields of `corpus` and the reason; raise RequestError if a shard has none.
+    """Return a corpus's text fields and the reason; raise RequestError if a shard has none.
 
     Args:
-        corpus: the shards to check
-        named: a field, or several of which each row has one (default: found automatically)
-        template: text with fields in braces (default: one field)
-        skips_bad: skip unreadable rows
+        corpus: Shards to check.
+        named: Field, or several of which each row has one. Default: found automatically.
+        template: Text with fields in braces. Default: one field.
+        skips_bad: Skip unreadable rows.
     """
     rows = _first_rows(corpus, 0, _ROWS, skips_bad)
     if not rows:

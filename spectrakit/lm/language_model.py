@@ -22,8 +22,8 @@ from spectrakit.lm.pretrained import (
     Encoder,
     Lora,
     add_lora,
-    check_apart,
     check_fit,
+    check_separation,
     chunks_ahead,
     end_of_text,
     ends_of,
@@ -130,7 +130,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 # %% ../../nbs/92_lm/06_language_model.ipynb #6e2cbeaf
 def token_losses(logits: Any, labels: Any) -> Any:
-    """Return the sum of -log p over the tokens of each row, Tensor [rows], float32.
+    """Return the sum of -log p over each row's tokens, Tensor [rows], float32.
 
     `logits`: Tensor [rows, length, vocabulary]; `labels`: Tensor [rows, length], -100 without a prediction.
     """
@@ -190,9 +190,9 @@ BUFFER = 10_000  # documents; default of data.shuffle_buffer
 
 
 def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSource, DocumentSource | None, str]:
-    """Return the training documents, the validation documents or None, and how their text was found.
+    """Return training documents, validation documents or None, and how their text was found.
 
-    `option` holds all options of the task, `config` the seed, the buffer and the number of files.
+    `option`: all options of the task; `config`: seed, buffer, number of files.
     """
     source, why = _source(option, option["data"], option["split"], config)
     held, valid = _held_out(option), None
@@ -239,7 +239,7 @@ def _prompt_batch(samples: Sequence[dict[str, Any]], pad: int) -> dict[str, Any]
 
 # %% ../../nbs/92_lm/06_language_model.ipynb #898cd248
 def _gathers_to_generate(model: Any) -> bool:
-    """Return whether an adapted model sharded by FSDP must be gathered for `generate` and resharded by hand."""
+    """Return whether an FSDP-sharded adapted model must be gathered for `generate`, then resharded."""
     model = getattr(model, "_orig_mod", model)
     if not hasattr(model, "peft_config") or not is_sharded(model):
         return False
@@ -251,13 +251,13 @@ def _gathers_to_generate(model: Any) -> bool:
 
 
 def generate(model: Any, batch: dict[str, Any], encoder: Encoder, new_tokens: int) -> list[str]:
-    """Return the continuation of each prompt up to its end.
+    """Return each prompt's continuation up to its end.
 
     Args:
-        model: in eval mode
-        batch: `input` and `attention_mask`, Tensors [prompts, length], padded on the left
-        encoder: tokenizer with the end-of-text token
-        new_tokens: maximum tokens of each
+        model: In eval mode.
+        batch: `input` and `attention_mask`, Tensors [prompts, length], padded on the left.
+        encoder: Tokenizer with the end-of-text token.
+        new_tokens: Maximum tokens of each.
     """
     tokenizer, ends = encoder.tokenizer, ends_of(model, encoder.end)
     gathered = _gathers_to_generate(model)
@@ -280,8 +280,7 @@ class LanguageModel(Task):
     """Task that fine-tunes a causal language model on texts.
 
     Args:
-        options: defaults for the settings `task.NAME`, as in `LanguageModel(model="./model", data="./texts")`; see
-            `OPTIONS`
+        options: Defaults of `task.NAME`, as in `LanguageModel(model="./model", data="./texts")`; see `OPTIONS`.
     """
 
     options: ClassVar[dict[str, Any]] = OPTIONS
@@ -303,7 +302,7 @@ class LanguageModel(Task):
         return Encoder(tokenizer, end_of_text(tokenizer, option["eos_token"]))
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return the stream of training rows, and the held-out rows."""
+        """Return the stream of training rows, and held-out rows."""
         option = self._options(cfg)
         encoder = self._encoder(cfg)
         self._pad = padding_of(encoder.tokenizer)
@@ -330,19 +329,19 @@ class LanguageModel(Task):
         return stream, valid
 
     def model(self, cfg: Config) -> Any:
-        """Return the model, with adapters if task.lora_rank is set."""
+        """Return the model, with adapters for task.lora_rank."""
         option = self._options(cfg)
         frozen = option["lora_rank"] and option["pretrained"]
         dtype = option["dtype"] if frozen else "float32"
         model = load_model(option["model"], option["pretrained"], option["attention"], dtype)
         check_fit(model, load_tokenizer(option["model"]), option["seq_len"])
         if option["lengths"] == "packed" and not option["across_documents"]:
-            check_apart(model)
+            check_separation(model)
         names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
         return add_lora(model, Lora(*(option[name] for name in names))).train()
 
     def frozen_from(self, cfg: Config) -> str | None:
-        """Return the name of the frozen pretrained model under the adapters, if any."""
+        """Return the pretrained model frozen under adapters, or None."""
         option = self._options(cfg)
         return str(option["model"]) if option["lora_rank"] and option["pretrained"] else None
 
@@ -352,7 +351,7 @@ class LanguageModel(Task):
         return collate_rows(samples, self._pad)
 
     def loss(self, model: Any, batch: Any) -> Loss:
-        """Return the summed loss, the number of predicted tokens, and the loss of each row."""
+        """Return the summed loss, the number of predicted tokens, and each row's loss."""
         losses = token_losses(_logits(model, batch), batch["labels"])
         return Loss(losses.sum(), batch["tokens"].sum(), None if model.training else losses.detach())
 
@@ -371,7 +370,7 @@ class LanguageModel(Task):
         return _prompts(option, encoder, partial(training_source, option, cfg))
 
     def predict(self, model: Any, batch: Any) -> Any:
-        """Return the loss of each row, Tensor [rows], or the continuations of prompts."""
+        """Return each row's loss, Tensor [rows], or prompts' continuations."""
         if "prompt" not in batch:
             return token_losses(_logits(model, batch), batch["labels"])
         return {"completion": batch["write"](model, batch)}

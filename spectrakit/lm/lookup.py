@@ -33,7 +33,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def is_offline() -> bool:
-    """Return whether a variable or the lack of internet keeps the hub out of reach."""
+    """Return whether a variable or missing internet rules out the hub."""
     if any(os.environ.get(name, "").strip().upper() in ("1", "ON", "YES", "TRUE") for name in _OFFLINE):
         return True
     return not has_internet(host="huggingface.co")
@@ -44,7 +44,7 @@ _ENDINGS = ("jsonl", "json", "ndjson", "parquet", "txt", "text", "md", "csv", "g
 
 @dataclass(frozen=True)
 class Place:
-    """Location of a model or a data set; without `path`, on the hub."""
+    """Location of a model or data set; without `path`, on the hub."""
 
     name: str
     path: Path | None = None
@@ -78,8 +78,9 @@ def _model_below(folder: Path) -> Path | None:
 
 
 def locate(name: Any, what: str) -> Place:
-    """Return the location of the "model" or "data set" `name`, without contacting the hub; raise RequestError if
-    missing.
+    """Return the location of the "model" or "data set" `name`, without asking the hub.
+
+    Raise RequestError if missing.
     """
     if not isinstance(name, str) or not name.strip():
         raise RequestError(
@@ -127,13 +128,13 @@ def _meaning(error: BaseException) -> str:
 
 # %% ../../nbs/92_lm/00_lookup.ipynb #c8038b92
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
-    """Return the RequestError for an error of a library.
+    """Return the RequestError for a library's error.
 
     Args:
-        place: the location that was read
-        what: "model", "tokenizer" or "data set"
-        error: the error
-        offline: whether the session has no internet
+        place: Location that was read.
+        what: "model", "tokenizer" or "data set".
+        error: The error.
+        offline: Whether the session has no internet.
     """
     if place.path is not None:
         message = _meaning(error)

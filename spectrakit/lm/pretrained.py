@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ATTENTION', 'load_tokenizer', 'padding_of', 'end_of_text', 'ends_of', 'Encoder', 'chunks_ahead', 'tokenize_in',
-           'without_bars', 'refuse_code', 'load_model', 'own_dtype', 'check_fit', 'check_apart', 'Lora',
+           'without_bars', 'refuse_code', 'load_model', 'own_dtype', 'check_fit', 'check_separation', 'Lora',
            'without_warnings', 'add_lora', 'without_lora']
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #d146f525
@@ -28,30 +28,35 @@ def _refuse_adapters(place: Place) -> None:
             "spectrakit lm export RUN DIR, without --adapters, merges them into one."
         )
 
-# %% ../../nbs/92_lm/05_pretrained.ipynb #843d354f
-def _knows_words(tokenizer: Any) -> bool:
-    """Return whether it has more than special tokens; transformers 5.0 makes an empty tokenizer for a folder without
-    one.
-    """
-    return not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
 
-# %% ../../nbs/92_lm/05_pretrained.ipynb #c8038b95
-def load_tokenizer(name: str) -> Any:
-    """Return the tokenizer of the model `name`; raise RequestError if there is none."""
-    need("transformers", "A language model")
-    from transformers import AutoTokenizer
-
+@contextlib.contextmanager
+def _reading(name: str, what: str = "model") -> Iterator[tuple[str, bool]]:
+    """Yield (source of the model `name`, whether only local files are read); raise RequestError for other errors."""
     place = locate(name, "model")
     _refuse_adapters(place)
     offline = place.path is None and is_offline()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            place.source, local_files_only=offline or place.path is not None, trust_remote_code=False
-        )
+        yield place.source, offline or place.path is not None
+    except RequestError:
+        raise
     except Exception as error:
-        raise hub_error(place, "tokenizer", error, offline) from None
-    if not _knows_words(tokenizer):
-        raise hub_error(place, "tokenizer", ValueError(NO_TOKENIZER), offline)
+        raise hub_error(place, what, error, offline) from None
+
+# %% ../../nbs/92_lm/05_pretrained.ipynb #843d354f
+def _knows_words(tokenizer: Any) -> bool:
+    """Return whether it has more than special tokens; transformers 5.0 makes an empty one for a folder without."""
+    return not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
+
+# %% ../../nbs/92_lm/05_pretrained.ipynb #c8038b95
+def load_tokenizer(name: str) -> Any:
+    """Return the model's tokenizer; raise RequestError if there is none."""
+    need("transformers", "A language model")
+    from transformers import AutoTokenizer
+
+    with _reading(name, "tokenizer") as (source, local):
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        if not _knows_words(tokenizer):
+            raise ValueError(NO_TOKENIZER)
     return tokenizer
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #4831ce58
@@ -62,7 +67,7 @@ def padding_of(tokenizer: Any) -> int:
 
 
 def end_of_text(tokenizer: Any, named: str | None = None) -> int:
-    """Return the token `named`, by default the tokenizer's end-of-text token; raise RequestError if there is none."""
+    """Return the token `named` or the tokenizer's end-of-text token; raise RequestError if there is none."""
     token = tokenizer.eos_token_id if named is None else tokenizer.convert_tokens_to_ids(named)
     if token is None or (named is not None and named not in tokenizer.get_vocab()):
         problem = "knows none" if named is None else f"does not know {named!r}"
@@ -74,12 +79,12 @@ def end_of_text(tokenizer: Any, named: str | None = None) -> int:
 
 
 def ends_of(model: Any, end: int) -> list[int]:
-    """Return `end` and the other tokens that end a text in the generation config."""
+    """Return `end` and the generation config's other ends."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return [end, *(token for token in (own if isinstance(own, list) else []) if token != end)]
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #f1d9f039
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     known = (tokenizer.decode([token]) for token in range(min(len(tokenizer), 300)))
     for text in ("a", "1", *known):
         bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -95,48 +100,48 @@ _NEAR = 8  # tokens at an end of a text with special tokens and spaces
 
 @dataclass(frozen=True)
 class Encoder:
-    """Function from texts to token ids with the tokenizer's beginning and one token `end`."""
+    """Texts → token ids, with the tokenizer's beginning and one token `end`."""
 
     tokenizer: Any
     end: int
 
     def __call__(self, texts: list[str]) -> list[list[int]]:
-        return [ids if self._has_ended(ids) else [*ids, *self._behind] for ids in self.beginnings(texts)]
+        return [ids if self._has_ended(ids) else [*ids, *self._suffix] for ids in self.beginnings(texts)]
 
     def beginnings(self, texts: list[str]) -> list[list[int]]:
-        """Return token ids without an end, as for prompts."""
+        """Return token ids without an end, for prompts."""
         call = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
         found = self.tokenizer(texts, **call)["input_ids"] if texts else []
-        return [ids if self._has_begun(ids) else [*self._before, *ids] for ids in found]
+        return [ids if self._has_begun(ids) else [*self._prefix, *ids] for ids in found]
 
     @cached_property
-    def _before(self) -> list[int]:
-        return _around(self.tokenizer)[0]
+    def _prefix(self) -> list[int]:
+        return _special_tokens(self.tokenizer)[0]
 
     @cached_property
-    def _behind(self) -> list[int]:
-        behind = _around(self.tokenizer)[1]
-        return behind if behind and behind[-1] == self.end else [self.end]
+    def _suffix(self) -> list[int]:
+        suffix = _special_tokens(self.tokenizer)[1]
+        return suffix if suffix and suffix[-1] == self.end else [self.end]
 
     def _is_blank(self, ids: list[int]) -> bool:
         return not ids or not self.tokenizer.decode(ids).strip()
 
     def _has_begun(self, ids: list[int]) -> bool:
-        place = next((n for n, token in enumerate(ids[:_NEAR]) if token in self._before), None)
+        place = next((n for n, token in enumerate(ids[:_NEAR]) if token in self._prefix), None)
         return place is not None and self._is_blank(ids[:place])
 
     def _has_ended(self, ids: list[int]) -> bool:
-        behind = next((n for n, token in enumerate(ids[: -_NEAR - 1 : -1]) if token == self.end), None)
-        return behind is not None and self._is_blank(ids[len(ids) - behind :])
+        suffix = next((n for n, token in enumerate(ids[: -_NEAR - 1 : -1]) if token == self.end), None)
+        return suffix is not None and self._is_blank(ids[len(ids) - suffix :])
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #a8cd8f7f
 def chunks_ahead(threads: Any) -> int:
-    """Return the number of batches to tokenize ahead: one per thread, or two."""
+    """Return the batches to tokenize ahead: one per thread, or two."""
     return 2 if threads == "auto" else int(threads)
 
 
 def tokenize_in(threads: Any) -> None:
-    """Set the number of tokenizer threads (0: none) unless the environment does."""
+    """Set the tokenizer's threads (0: none) unless the environment does."""
     if threads == "auto":
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 0 else "true")
@@ -208,56 +213,42 @@ def load_model(name: str, pretrained: bool = True, attention: str | None = None,
     """Return a causal language model.
 
     Args:
-        name: a folder, an input, or a name of the hub
-        pretrained: load its weights (default), or only its config.json with random weights
-        attention: implementation, such as sdpa (default: chosen by transformers)
-        dtype: type of the weights; "auto" keeps that of the file (default: float32)
+        name: Folder, input, or name of the hub.
+        pretrained: Load its weights, or only its config.json with random weights.
+        attention: Implementation, such as sdpa. Default: chosen by transformers.
+        dtype: Type of the weights; "auto" keeps the file's.
 
     Raises:
-        RequestError: it is missing, or no causal language model
+        RequestError: It is missing, or no causal language model.
     """
     need("transformers", "A language model")
     from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-    place, lacking = locate(name, "model"), set[str]()
-    _refuse_adapters(place)
-    offline = place.path is None and is_offline()
-    local = offline or place.path is not None
+    lacking = set[str]()
     if attention not in (None, *ATTENTION):
         raise RequestError(f"task.attention={attention!r} is unknown. Use one of {', '.join(ATTENTION)}.")
-    try:
-        refuse_code(PretrainedConfig.get_config_dict(place.source, local_files_only=local)[0], name)
-        with without_bars():
-            if pretrained:
-                loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    place.source, local_files_only=local, output_loading_info=True, **_options(attention, dtype)
-                )
-                model, loading_info = loaded
-                lacking = set(loading_info["missing_keys"]) & {name for name, _ in model.named_parameters()}
-            else:
-                config = AutoConfig.from_pretrained(place.source, local_files_only=local, trust_remote_code=False)
-                model = AutoModelForCausalLM.from_config(config, **_options(attention, dtype))
-    except RequestError:
-        raise
-    except Exception as error:
-        raise hub_error(place, "model", error, offline) from None
+    with _reading(name) as (source, local), without_bars():
+        refuse_code(PretrainedConfig.get_config_dict(source, local_files_only=local)[0], name)
+        if pretrained:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, local_files_only=local, output_loading_info=True, **_options(attention, dtype)
+            )
+            model, loading_info = loaded
+            lacking = set(loading_info["missing_keys"]) & {name for name, _ in model.named_parameters()}
+        else:
+            config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, **_options(attention, dtype))
     _check_nothing_lacks(name, lacking)
     return model if dtype == "auto" else model.float()
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #4d658417
 def own_dtype(name: str) -> Any:
-    """Return the torch.dtype in the config of the model `name` (default: float32)."""
+    """Return the torch.dtype in a model's config (default: float32)."""
     import torch
     from transformers import AutoConfig
 
-    place = locate(name, "model")
-    offline = place.path is None and is_offline()
-    try:
-        config = AutoConfig.from_pretrained(
-            place.source, local_files_only=offline or place.path is not None, trust_remote_code=False
-        )
-    except Exception as error:
-        raise hub_error(place, "model", error, offline) from None
+    with _reading(name) as (source, local):
+        config = AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     found = getattr(config, "dtype", None) or getattr(config.get_text_config(decoder=True), "dtype", None)
     return getattr(torch, str(found).removeprefix("torch.")) if found is not None else torch.float32
 
@@ -278,7 +269,7 @@ def check_fit(model: Any, tokenizer: Any, seq_len: int) -> None:
         )
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #910369da
-def check_apart(model: Any) -> None:
+def check_separation(model: Any) -> None:
     """Raise RequestError if packed documents attend to each other in spite of their positions."""
     import torch
 
@@ -289,12 +280,12 @@ def check_apart(model: Any) -> None:
             model.eval()
             packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 3:].float()
             alone = model(input_ids=ids[:, 3:], use_cache=False).logits.float()
-            apart = float((packed - alone).norm() / alone.norm().clamp(min=1e-12))
+            distance = float((packed - alone).norm() / alone.norm().clamp(min=1e-12))
     except TypeError:  # the model has no positions
-        apart = float("inf")
+        distance = float("inf")
     finally:
         model.train(was_training)
-    if not apart < (1e-4 if model.dtype == torch.float32 else 0.02):
+    if not distance < (1e-4 if model.dtype == torch.float32 else 0.02):
         raise RequestError(
             f"task.across_documents=false is not possible with {type(model).__name__}: it does not separate packed "
             "documents. Use task.lengths=dynamic, with one document per row."
@@ -306,10 +297,10 @@ class Lora:
     """Settings of low-rank adapters.
 
     Args:
-        rank: rank of the matrices; 0 trains all weights
-        alpha: scale is alpha / rank; None: twice the rank
-        dropout: on their input
-        targets: modules: "all-linear", the end of a name, or several
+        rank: Rank of the matrices; 0 trains all weights.
+        alpha: Scale is alpha / rank; None: twice the rank.
+        dropout: On their input.
+        targets: "all-linear", the end of a module's name, or several.
     """
 
     rank: int = 0
@@ -366,7 +357,7 @@ def _note_two_weights(model: Any) -> None:
 
 
 def without_lora(model: Any) -> Any:
-    """Return the model with its adapters merged into its weights."""
+    """Return the model with adapters merged into its weights."""
     import torch
 
     if not hasattr(model, "merge_and_unload"):

@@ -19,7 +19,7 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/92_lm/03_reading.ipynb #1ee3ea18
 class UnreadableText(Exception):
-    """An unreadable row found during training."""
+    """Unreadable row found during training."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class DocumentSource:
     """Documents to read, and their order.
 
     Args:
-        corpus: shards of rows
-        fields: text fields of a row
-        part: "train", "held" (every n-th document) or "all"
-        every: n; 0 holds out none
-        seed: seed of the order
-        buffer: number of buffered documents; 0 reads in file order
-        skips_bad: skip unreadable rows
+        corpus: Shards of rows.
+        fields: Text fields of a row.
+        part: "train", "held" (every n-th document) or "all".
+        every: n; 0 holds out none.
+        seed: Seed of the order.
+        buffer: Buffered documents; 0 reads in file order.
+        skips_bad: Skip unreadable rows.
     """
 
     corpus: Corpus
@@ -49,7 +49,7 @@ class DocumentSource:
         return self.part == "all" or held == (self.part == "held")
 
     def identity(self) -> str:
-        """Return a hash; a state fits only a source with the same hash."""
+        """Return the hash that a fitting state has."""
         return str(content_hash([list(self.corpus.shards), list(self.fields.wanted), self.part, self.every, self.seed]))
 
     def in_order(self, part: str) -> "DocumentSource":
@@ -57,7 +57,7 @@ class DocumentSource:
 
 # %% ../../nbs/92_lm/03_reading.ipynb #90275aa0
 class _Cursor:
-    """Reader of the documents of one pass."""
+    """Reader of one pass."""
 
     def __init__(self, source: DocumentSource, number: int, at: dict[str, int]):
         self.source = source
@@ -112,7 +112,7 @@ class _Cursor:
 
 # %% ../../nbs/92_lm/03_reading.ipynb #8f4570e1
 class DocumentReading:
-    """Documents of pass `number`, in shuffled order, from `state` on; a state of another source is ignored."""
+    """Documents of pass `number`, shuffled, from `state` on; another source's state is ignored."""
 
     def __init__(self, source: DocumentSource, number: int, state: dict[str, Any] | None = None):
         self._identity, self._draw = source.identity(), random.Random(mix_seed(source.seed, number, 1))

@@ -28,10 +28,10 @@ class SequenceForm:
     """Shape of the sequences.
 
     Args:
-        seq_len: length of a row in tokens, or the maximum
-        lengths: "packed", "padded" or "dynamic"
-        splits: split longer documents into rows, or else truncate them
-        across: let packed documents attend to each other; otherwise the first token n is stored as -n - 1
+        seq_len: Length of a row in tokens, or the maximum.
+        lengths: "packed", "padded" or "dynamic".
+        splits: Split longer documents into rows, or else truncate them.
+        across: Let packed documents attend to each other; otherwise the first token n is stored as -n - 1.
     """
 
     seq_len: int
@@ -46,11 +46,11 @@ class SequenceForm:
 
     @property
     def width(self) -> int:
-        """Width for padding; 0: the longest row of a batch."""
+        """Width for padding; 0: the batch's longest row."""
         return 0 if self.lengths == "dynamic" else self.seq_len
 
     def rows(self, documents: Sequence[list[int]], rest: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Return the rows of `rest` and `documents`, and the remaining tokens."""
+        """Return the rows of `rest` and `documents`, and remaining tokens."""
         if self.lengths != "packed":
             most = [d if self.splits else d[: self.seq_len] for d in documents]
             return [row for d in most for row in self._cut(d) if len(row) > 1], rest
@@ -67,9 +67,8 @@ def collate_rows(rows: Sequence[tuple[Any, int]], pad: int) -> dict[str, Any]:
     """Return a batch of `rows` (token ids, width; 0: the longest, rounded up to 8), filled with `pad`.
 
     Returns:
-        `input` and `labels` [rows, width], `tokens` [rows], the number of predicted tokens, and with marked first
-            tokens, which are not
-        predicted, `positions` [rows, width] in their documents
+        `input` and `labels` [rows, width], predicted `tokens` [rows], and with marked first tokens, which are not
+            predicted, `positions` [rows, width] in their documents
     """
     import torch
 
@@ -94,13 +93,13 @@ class TokenStream:
     """Rows of tokens, pass after pass.
 
     Args:
-        source: documents to read
-        encode: function from texts to lists of token ids
-        form: shape of the rows
-        samples_per_epoch: rows of an epoch, if known
-        described: description for the start of a run
-        ahead: batches of documents tokenized ahead in a thread
-        files_hash: hash of the files, compared at a resume
+        source: Documents to read.
+        encode: Texts → lists of token ids.
+        form: Shape of the rows.
+        samples_per_epoch: Rows of an epoch, if known.
+        described: Description for a run's start.
+        ahead: Batches of documents tokenized ahead in a thread.
+        files_hash: Hash of the files, compared at a resume.
     """
 
     source: DocumentSource
@@ -110,7 +109,7 @@ class TokenStream:
     described: str = "texts"
     ahead: int = 0
     files_hash: str | None = None
-    _aside: tuple[ThreadPoolExecutor, Callable] | None = field(default=None, init=False, repr=False)
+    _thread: tuple[ThreadPoolExecutor, Callable] | None = field(default=None, init=False, repr=False)
 
     def __iter__(self) -> "SequenceReading":
         return self.reading(0)
@@ -121,9 +120,9 @@ class TokenStream:
     def begin(self, texts: list[str]) -> Callable[[], list[list[int]]]:
         if self.ahead == 0:
             return partial(self.encode, texts)
-        if self._aside is None:
-            self._aside = ThreadPoolExecutor(1, "tokenize"), copy.deepcopy(self.encode)
-        thread, encode = self._aside
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "tokenize"), copy.deepcopy(self.encode)
+        thread, encode = self._thread
         return thread.submit(encode, texts).result
 
 # %% ../../nbs/92_lm/04_sequences.ipynb #7de1b80f
@@ -194,7 +193,7 @@ _COUNTED_CHARACTERS = 4_000_000
 
 
 def count_rows(stream: TokenStream) -> tuple[int | None, bool]:
-    """Return the number of rows in a pass, if known, and whether it is exact; raise RequestError for zero."""
+    """Return the rows of a pass, if known, and whether exact; raise RequestError for zero."""
     documents = DocumentReading(stream.source.in_order(stream.source.part), 0)
     rows, characters, rest = 0, 0, list[int]()
     while characters < _COUNTED_CHARACTERS and (texts := documents.take(_TOGETHER)):
@@ -213,7 +212,7 @@ def count_rows(stream: TokenStream) -> tuple[int | None, bool]:
 
 # %% ../../nbs/92_lm/04_sequences.ipynb #ba0ad497
 def tokens_left_out(stream: TokenStream) -> tuple[int, int]:
-    """Return the number of truncated tokens among the first documents, and of all their tokens."""
+    """Return the truncated tokens of the first documents, and all their tokens."""
     documents = DocumentReading(stream.source.in_order(stream.source.part), 0)
     dropped, tokens, characters = 0, 0, 0
     while characters < _COUNTED_CHARACTERS and (texts := documents.take(_TOGETHER)):

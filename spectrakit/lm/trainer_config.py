@@ -67,7 +67,7 @@ class _Range:
     above: bool = False  # exclude `least`
 
     def problem(self, value: Any) -> str | None:
-        """Return a description of the allowed values, or None if `value` is valid."""
+        """Return the allowed values in words, or None if `value` is valid."""
         whole = self.kind == "whole number"
         fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if fits and self.least <= value <= self.most and not (self.above and value == self.least):
@@ -109,7 +109,7 @@ def _are_keywords(value: Any) -> bool:
 
 
 def check_fields(fields: TrainerFields) -> None:
-    """Raise RequestError if a field has the wrong type or is out of range."""
+    """Raise RequestError if a field has a wrong type or range."""
     for name, range_ in _RANGES.items():
         value = getattr(fields, name)
         if not (value is None and name == "outer_grad_clip") and (wanted := range_.problem(value)):
@@ -211,8 +211,7 @@ def _run_words(f: TrainerFields) -> list[str]:
 class TrainerConfig(TrainerFields):
     """DiLoCo and FSDP fine-tuning of a language model.
 
-    `model_name` and `dataset_name` are required; see `TrainerFields` for the others. Invalid values raise
-    RequestError.
+    `model_name` and `dataset_name` are required; see `TrainerFields`. Invalid values raise RequestError.
     """
 
     def __post_init__(self) -> None:
@@ -222,11 +221,11 @@ class TrainerConfig(TrainerFields):
         check_fields(self)
 
     def words(self) -> list[str]:
-        """Return the settings in the form of `spectrakit train lm`."""
+        """Return the settings as for `spectrakit train lm`."""
         return [*_data_words(self), *_optimizer_words(self), *_run_words(self), *self.overrides]
 
     def compose(self, *overrides: str) -> Config:
-        """Return the kit's settings with `overrides` on top; raise RequestError if they are invalid."""
+        """Return the settings with `overrides` on top; raise RequestError if invalid."""
         config = compose(*self.words())
         return override(config, *overrides) if overrides else config
 
@@ -234,8 +233,8 @@ class TrainerConfig(TrainerFields):
         """Train, write the final model to `output_dir/final`, and return the run, even if it failed.
 
         Args:
-            overrides: settings of the kit on top, such as 'watchdog.limit=8h30m'
-            show: print progress (default: True)
+            overrides: Settings on top, such as 'watchdog.limit=8h30m'.
+            show: Print progress.
         """
         from spectrakit.api.actions import fit
 

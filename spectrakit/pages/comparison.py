@@ -28,23 +28,19 @@ from ..system.units import format_duration
 from ..view.html import cell, is_secret, page, plain, safe, table_html, table_text
 from ..view.picture import Picture
 
-# %% ../../nbs/82_pages/02_comparison.ipynb #7b0133c3
-def _run_in(path: Path) -> Run:
-    """Return the run in the folder `path`. RequestError if it is none."""
+# %% ../../nbs/82_pages/02_comparison.ipynb #112c10ec
+def find_run(run: Run | Path | str) -> Run:
+    """Return the run of a `Run`, folder or name; raise RequestError with the nearest name."""
+    if isinstance(run, Run):
+        return run
+    path = named_run(run)
     if len(missing_files(path)) < len(RUN_FILES):
         return Run(path)
     raise RequestError(why_no_run(path))
 
-# %% ../../nbs/82_pages/02_comparison.ipynb #112c10ec
-def find_run(run: Run | Path | str) -> Run:
-    """Return the run for a `Run`, folder or name. RequestError with the nearest name if there is none."""
-    if isinstance(run, Run):
-        return run
-    return _run_in(named_run(run))
-
 # %% ../../nbs/82_pages/02_comparison.ipynb #5ff3dfc8
 def find_all(runs: Sequence) -> list[Run]:
-    """Return the runs, each once; lists of runs are allowed. RequestError if one is no run."""
+    """Return the runs, also in lists, each once; raise RequestError if one is no run."""
     flat = [each for run in runs for each in (run if isinstance(run, (list, tuple)) else [run])]
     if not flat:
         raise RequestError("compare needs runs: give two or more, such as compare('runs/coffee-20261120-101500', run).")
@@ -52,7 +48,7 @@ def find_all(runs: Sequence) -> list[Run]:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #695528d1
 def panels_of(histories: Sequence[History], metric: str | Sequence[str] | None) -> list[str]:
-    """Return the curves to draw: fields of LOGGED, or metrics. RequestError for a metric that no run has.
+    """Return the curves to draw: fields of LOGGED, or metrics; raise RequestError for an unknown metric.
 
     `metric`: names with or without "val_"; None: the loss and the monitored metrics.
     """
@@ -88,12 +84,12 @@ _FACTS = ("effective_batch_size", "world_size", "mixed_precision", "device", "tr
 
 
 def _fact(h: History, name: str) -> Any:
-    """Return a fact of the run's start; the number of planned steps as last logged."""
+    """Return a fact of the run's start; planned steps as last logged."""
     return h.total_steps if name == "total_steps" else h.start.get(name)
 
 
 def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[str, Any]:
-    """Return the results of a run: status, metrics of its best checkpoint, steps and speed.
+    """Return a run's status, metrics of its best checkpoint, steps and speed.
 
     Args:
         h: Its history.
@@ -119,7 +115,7 @@ def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[
 def differing(histories: Sequence[History]) -> list[str]:
     """Return the settings in which runs differ.
 
-    A setting that another version does not state is unknown; a missing key of one's own is not set.
+    One that another version does not state is unknown; a missing key of one's own is not set.
     """
     known, stated = settings(), [h.settings for h in histories if h.settings]
     keys = dict.fromkeys(k for s in stated for k in s)
@@ -140,7 +136,6 @@ _HEADINGS = {
 
 
 def _value_text(key: str, value: Any) -> str:
-    """Return a value of the table as text."""
     if value is None:
         return "–"
     if key == "seconds":
@@ -158,7 +153,7 @@ def _rows(table: list[dict], winner: tuple[str, int] | None) -> list[list]:
 
 
 def _text(rows: list[list], notes: list[str], width: int | None) -> str:
-    """Return table and notes as text in lines of `width`; None: uncut lines with shortened values."""
+    """Return table and notes in lines of `width`; None: uncut lines, shortened values."""
     if width is None:
         return "\n".join([table_text(rows), *map(plain, notes)])
     cells = [[" ".join(cell(value).split()) for value in row] for row in rows]
@@ -167,7 +162,7 @@ def _text(rows: list[list], notes: list[str], width: int | None) -> str:
 # %% ../../nbs/82_pages/02_comparison.ipynb #fea97f29
 @dataclass(frozen=True)
 class Comparison:
-    """Result of `compare`: a cell shows picture and table, `print` the table, `save` writes either."""
+    """Result of `compare`: picture and table; `save` writes either."""
 
     picture: Picture = field(repr=False)  # the curves
     table: list[dict]  # a dict per run
@@ -176,11 +171,11 @@ class Comparison:
 
     @property
     def figure(self) -> Any:
-        "The curves as a figure of matplotlib, made at the first use."
+        """The curves as a matplotlib figure, made at first use."""
         return self.picture.figure
 
     def plot(self) -> Picture:
-        """Return the picture of the curves."""
+        """Return the curves' picture."""
         return self.picture
 
     def rows(self) -> list[list]:
@@ -188,7 +183,7 @@ class Comparison:
         return _rows(self.table, self.winner)
 
     def text(self, width: int | None = None) -> str:
-        """Return table and notes in lines of `width` characters (default None: uncut lines with shortened values)."""
+        """Return table and notes in lines of `width` characters; None: uncut lines, shortened values."""
         return _text(self.rows(), self.notes, width)
 
     def __str__(self) -> str:
@@ -205,13 +200,12 @@ class Comparison:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #5a4fb77e
 def _table_section(comparison: Comparison) -> str:
-    """Return the table and the notes as HTML."""
     notes = "".join(f'<div style="opacity:.75">{safe(note, 600)}</div>' for note in comparison.notes)
     return table_html(comparison.rows(), caption="runs compared") + notes
 
 
 def _write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Write the picture or a page, by the ending of `path`. RequestError if it cannot be written."""
+    """Write the picture or a page, by the ending of `path`."""
     ending = path.suffix.lower()
     if ending not in (".png", ".svg", ".pdf", ".html"):
         raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
@@ -228,7 +222,7 @@ def _write_comparison(comparison: Comparison, path: Path) -> Path:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #a1364440
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return names that differ: with the folder if two are equal."""
+    """Return distinct names: with the folder if two are equal."""
     names = [run.path.name or str(run.path) for run in runs]
     return [
         n if names.count(n) == 1 else str(Path(*run.path.resolve().parts[-2:]))
@@ -237,7 +231,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _winner(histories: Sequence[History]) -> tuple[str, int] | None:
-    """Return the metric and the index of the best run; None if the runs differ in task or metric."""
+    """Return metric and index of the best run; None if tasks or metrics differ."""
     judged = {(h.monitor, h.start.get("mode"), h.start.get("task")) for h in histories if h.start}
     ((monitor, mode, _),) = judged if len(judged) == 1 else [(None, None, None)]
     values = [(v, i) for i, h in enumerate(histories) if h.best and (v := h.best["metrics"].get(monitor)) is not None]
@@ -249,7 +243,7 @@ def _winner(histories: Sequence[History]) -> tuple[str, int] | None:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #642d2728
 def _add_differences(table: list[dict], histories: Sequence[History]) -> None:
-    """Add differing facts and settings to the lines of the table; secrets are hidden."""
+    """Add differing facts and settings to the table; secrets are hidden."""
     facts = [k for k in _FACTS if len({str(_fact(h, k)) for h in histories if h.start}) > 1]
     keys = differing(histories)
     for line, h in zip(table, histories, strict=True):
@@ -260,7 +254,7 @@ def _add_differences(table: list[dict], histories: Sequence[History]) -> None:
 
 
 def _notes(histories: Sequence[History], names: Sequence[str], x: str) -> list[str]:
-    """Return the remarks on the runs, each with the name of its run."""
+    """Return remarks with the names of their runs."""
     notes = [f"{n}: {note}" for n, h in zip(names, histories, strict=True) for note in h.notes]
     if x == "samples":
         without = [n for n, h in zip(names, histories, strict=True) if not h.start.get("effective_batch_size")]
@@ -275,12 +269,12 @@ def compare(
 
     Args:
         runs: Runs, folders or names.
-        x: 'step', 'time' or 'samples' (default 'step').
-        metric: One or more metrics to draw (default None: the loss and the monitored metrics).
-        smooth: Weight of the past in curves of log points, from 0 to below 1 (default None: by their number).
+        x: 'step', 'time' or 'samples'.
+        metric: Metrics to draw. Default: the loss and the monitored metrics.
+        smooth: Weight of the past at log points, from 0 to below 1. Default: by their number.
 
     Returns:
-        A `Comparison`; the metrics in its table are those of the best checkpoint.
+        A `Comparison`, with the metrics of the best checkpoint.
 
     Raises:
         RequestError: Something is no run, or no run has the metric.

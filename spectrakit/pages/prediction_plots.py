@@ -21,7 +21,7 @@ from ..view.svg import Line, Panel
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #f2d0ce06
 def numbers(values: Any, name: str) -> np.ndarray:
-    """Return `values` as an array of floats. RequestError if they are not numbers."""
+    """Return `values` as floats; raise RequestError if they are no numbers."""
     try:
         return np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -29,7 +29,7 @@ def numbers(values: Any, name: str) -> np.ndarray:
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #23bf5ebf
 def _as_classes(predicted: Any) -> tuple[np.ndarray, list | None]:
-    """Return predicted classes [samples], and the classes if they were scores; -1 for scores that are not finite."""
+    """Return predicted classes [samples], -1 for scores that are not finite, and the classes of scores."""
     predicted = np.asarray(predicted)
     if predicted.ndim != 2 or predicted.shape[1] < 2:
         return predicted.ravel(), None
@@ -39,7 +39,7 @@ def _as_classes(predicted: Any) -> tuple[np.ndarray, list | None]:
 
 
 def _known_classes(predicted: np.ndarray, true: np.ndarray, names: list[str] | None) -> list:
-    """Return the classes of predictions that are not scores: by `names`, else those that occur."""
+    """Return the classes by `names`, else those that occur."""
     values = {v for v in (*predicted.tolist(), *true.tolist()) if v == v}
     seen = sorted(values, key=lambda v: (isinstance(v, str), v))
     return list(range(len(names))) if names and not any(v in names for v in seen) else names or seen
@@ -49,12 +49,12 @@ MOST_CLASSES = 50  # more are not readable
 
 
 def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tuple[np.ndarray, list[str], int]:
-    """Return counts [true, predicted], names of the classes, and the number of samples without a class.
+    """Return counts [true, predicted], class names, and the number of samples without a class.
 
     Args:
         predicted: Classes [samples], or scores [samples, classes].
         true: Classes [samples].
-        classes: Names in the order of the numbers (default None: the numbers).
+        classes: Names in the order of the numbers. Default: the numbers.
 
     Raises:
         RequestError: The arrays do not match.
@@ -86,11 +86,11 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
     Args:
         predicted: Classes [samples], or scores [samples, classes].
         true: Classes [samples].
-        classes: Names of the classes (default None: their numbers).
-        title: Text before the summary (default: none).
+        classes: Names. Default: the numbers.
+        title: Text before the summary.
 
     Raises:
-        RequestError: The arrays do not match, or the classes are fewer than 2 or more than 50.
+        RequestError: The arrays do not match, or there are not 2 to 50 classes.
     """
     counts, names, left_out = confusion(predicted, true, classes)
     k, rows = len(counts), counts.sum(axis=1)
@@ -118,13 +118,13 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
 
 
 def _cell_text(count: int, share: float, classes: int) -> str:
-    """Return the count, with the share for up to 12 classes; '' for more than 25 classes."""
+    """Return the count, with the share up to 12 classes; '' above 25."""
     text = str(count) if count < 10_000 else f"{count / 1000:.3g}k"
     return f"{text}\n{share:.0%}" if classes <= 12 else text if classes <= 25 else ""
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #e63090e2
 def quality(p: np.ndarray, t: np.ndarray) -> str:
-    """Return the RMSE in words, with the bias if it exceeds a fifth of the RMSE."""
+    """Return the RMSE, and a bias above a fifth of it, in words."""
     if not len(p):
         return "no finite value"
     rmse, bias = float(np.sqrt(np.mean((p - t) ** 2))), float(np.mean(p - t))
@@ -135,14 +135,13 @@ MOST_POINTS = 1000  # drawn points; the numbers in the titles include all
 
 
 def _residuals(t: np.ndarray, errors: np.ndarray, within: str) -> Panel:
-    """Return a panel of residuals over true values."""
     zero = Line([t.min(), t.max()], [0.0, 0.0], "currentColor", 1, dash="1.5 3") if len(t) else Line([], [], TRAIN)
     points = Line(t.tolist(), errors.tolist(), VALID, opacity=0.7, points="o")
     return Panel("residuals", [zero, points], log=False, x_label=f"true{within}; above: predicted less true")
 
 
 def _pulls(pulls: np.ndarray, unsure: int) -> Panel:
-    """Return a histogram of residuals in units of their uncertainty, with the normal curve."""
+    """Return a histogram of residuals / uncertainty, with the normal curve."""
     shares = [float(np.mean(np.abs(pulls) <= n)) if len(pulls) else 0.0 for n in (1, 2)]
     edges = np.linspace(-5, 5, 41)
     heights = np.histogram(np.clip(pulls, -5, 5), edges, density=len(pulls) > 0)[0]
@@ -159,14 +158,14 @@ def _pulls(pulls: np.ndarray, unsure: int) -> Panel:
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #e7f33158
 def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "", unit: str = "") -> Picture:
-    """Return predicted over true values; with `sigma` also error bars and the shares within 1 and 2 sigma.
+    """Return predicted over true values; with `sigma` error bars and shares within 1 and 2 sigma.
 
     Args:
-        predicted: Predicted values; values that are not finite are left out.
+        predicted: Predicted values; not finite ones are left out.
         true: True values, of the same shape.
-        sigma: Standard deviation of each (default: none).
-        name: Name of the quantity (default '').
-        unit: Its unit (default '').
+        sigma: Standard deviations.
+        name: Name of the quantity.
+        unit: Its unit.
 
     Raises:
         RequestError: The arrays do not match.
@@ -202,13 +201,13 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #13f9c55b
 def _both(p: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values that are finite in both arrays."""
+    """Return the values finite in both arrays."""
     whole = np.isfinite(p) & np.isfinite(t)
     return p[whole], t[whole]
 
 
 def _chosen(p: np.ndarray, t: np.ndarray | None, samples: int | Sequence[int]) -> list[int]:
-    """Return the indices of the requested samples, or of so many from the best to the worst."""
+    """Return indices of requested samples, or of so many from best to worst."""
     if not isinstance(samples, int):
         wrong = [i for i in samples if not -len(p) <= i < len(p)]
         if wrong:
@@ -229,7 +228,7 @@ def _chosen(p: np.ndarray, t: np.ndarray | None, samples: int | Sequence[int]) -
 def _spectra(
     predicted: Any, true: Any, sigma: Any, wavelength_um: Any
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Return predicted and true spectra, uncertainties [samples, channels], and places of the channels [channels]."""
+    """Return predicted and true spectra, uncertainties [samples, channels], and places of channels [channels]."""
     p = np.atleast_2d(numbers(predicted, "The predicted spectra"))
     t, s = (
         None if a is None else np.atleast_2d(numbers(a, name))
@@ -249,7 +248,7 @@ def _spectra(
 
 
 def _spectrum(x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray | None) -> list[Line]:
-    """Return the lines of one spectrum; of a long one the lowest and the highest channel of each slice."""
+    """Return a spectrum's lines; of a long one each slice's lowest and highest channel."""
     lines = []
     if s is not None:
         few = np.linspace(0, len(x) - 1, min(len(x), 400)).astype(int)
@@ -266,14 +265,14 @@ def _spectrum(x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray 
 def plot_spectra(
     predicted: Any, true: Any = None, sigma: Any = None, wavelength_um: Any = None, samples: int | Sequence[int] = 6
 ) -> Picture:
-    """Return predicted spectra with a band of one sigma, and the true ones.
+    """Return predicted spectra with a band of one sigma, and true ones.
 
     Args:
         predicted: Spectra [samples, channels].
-        true: True spectra of the same shape (default: none).
-        sigma: Standard deviations of the same shape (default: none).
-        wavelength_um: Wavelengths [channels] in µm (default None: numbers of the channels).
-        samples: Number of samples, from the best to the worst, or their indices (default 6).
+        true: True spectra of the same shape.
+        sigma: Standard deviations of the same shape.
+        wavelength_um: Wavelengths [channels] in µm. Default: channel numbers.
+        samples: Number of samples, from best to worst, or indices.
 
     Raises:
         RequestError: The arrays do not match.
@@ -294,12 +293,11 @@ UNCERTAIN = ("sigma", "uncertainty", "std", "error")  # names of outputs with un
 
 
 def _flat(a: np.ndarray) -> np.ndarray:
-    """Return `a`; a single column as one dimension."""
     return a[:, 0] if a.ndim == 2 and a.shape[1] == 1 else a
 
 
 def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
-    """Return pictures by the shapes of `arrays`: `predictions` or the first output, `targets`, one of UNCERTAIN."""
+    """Return pictures by shapes: `predictions` or the first output, `targets`, one of UNCERTAIN."""
     outputs = {k: np.asarray(v) for k, v in arrays.items() if k != "targets" and not is_id(k, v)}
     sigma = next((outputs.pop(n) for n in UNCERTAIN if len(outputs) > 1 and n in outputs), None)
     values = outputs.get("predictions", next(iter(outputs.values()), None))
@@ -322,9 +320,9 @@ def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #967991ec
 def pictures_of(predictions: Any, task: Any = None) -> dict[str, Picture]:
-    """Return pictures by name for the result of `predict`: the task's own, or those by shape.
+    """Return pictures by name for a result of `predict`: the task's own, or by shape.
 
-    RequestError if the task returns anything but pictures by name.
+    Raise RequestError if the task returns anything else.
     """
     if not provides(task, "pictures"):
         return default_pictures(predictions.arrays)

@@ -38,12 +38,12 @@ from ..view.picture import Picture
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #022ee4fc
 def time_text(seconds: Any) -> str:
-    """Return seconds as H:MM:SS; a dash for values that are not numbers."""
+    """Return seconds as H:MM:SS, a dash for other values."""
     return format_duration(seconds) if isinstance(seconds, (int, float)) and abs(seconds) < 1e12 else "–"
 
 
 def tail(file: Path, length: int = 6000) -> str:
-    """Return the end of a text file; '' if it cannot be read."""
+    """Return a text file's end; '' if unreadable."""
     try:
         text, size = read_end(file, length), file.stat().st_size
     except OSError:
@@ -52,7 +52,7 @@ def tail(file: Path, length: int = 6000) -> str:
 
 
 def mapping(value: Any) -> dict:
-    """Return `value` if it is a dict, else an empty one."""
+    """Return `value` if it is a dict, else {}."""
     return value if isinstance(value, dict) else {}
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #835b2b71
@@ -60,7 +60,7 @@ MOST_LINES = 200  # greatest number of events and of evaluations
 
 
 def evaluations_html(h: History) -> str:
-    """Return the evaluations, folded; of very many the last ones."""
+    """Return the evaluations, folded; of many the last."""
     evaluations, best = h.of_type("eval"), h.best
     if not evaluations:
         return ""
@@ -75,7 +75,7 @@ def evaluations_html(h: History) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #05d4a0ef
 def result_rows(h: History, status: str) -> list[tuple[str, Any]]:
-    """Return the rows of the results table: best metrics, steps, time and speed. `status`: of the run."""
+    """Return the results table: best metrics, steps, time, speed. `status`: of the run."""
     values, best = results(h, h.path.name, [], status), h.best
     planned = h.total_steps
     rows: list[tuple[str, Any]] = [("best", "no evaluation yet")]
@@ -93,7 +93,7 @@ def result_rows(h: History, status: str) -> list[tuple[str, Any]]:
 
 
 def results_html(h: History, status: str) -> str:
-    """Return the results section: end, metrics and progress. `status`: of the run."""
+    """Return the results section: end, metrics, progress. `status`: of the run."""
     reason = f"<p>{safe(h.end['reason'], 2000)}</p>" if h.end.get("reason") else ""
     notes = "".join(f'<p class="soft">{safe(note, 600)}</p>' for note in h.notes)
     lines = f"<pre>{safe(chr(10).join(h.unreadable))}</pre>"
@@ -103,7 +103,7 @@ def results_html(h: History, status: str) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #1d16adbe
 def clock_rows(h: History) -> list[tuple[str, Any]]:
-    """Return the rows of the clock table; [] without a time limit."""
+    """Return the clock table; [] without a time limit."""
     limit = mapping(h.environment.get("time_limit"))
     rows = [("limit", f"{time_text(limit['limit_s'])} ({limit.get('reason')})")] if limit.get("limit_s") else []
     budgets = [e for e in h.of_type("budget") if e.get("left_s") is not None]
@@ -123,7 +123,7 @@ def clock_rows(h: History) -> list[tuple[str, Any]]:
 
 
 def clock_html(h: History) -> str:
-    """Return the section on the time limit and the reserved time."""
+    """Return the section on time limit and reserve."""
     sentence, rows = next((e["told"] for e in h.of_type("budget") if e.get("told")), None), clock_rows(h)
     if not sentence and not rows:
         return "<p>No time limit is known.</p>"
@@ -131,7 +131,7 @@ def clock_html(h: History) -> str:
     return (f"<p>{safe(sentence)}</p>" if sentence else "") + table
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #41df3715
-def _what_happened(e: dict) -> str:
+def _event_text(e: dict) -> str:
     """Return a restart, message, fault or end in words."""
     kind = e["type"]
     if kind == "restart":
@@ -145,11 +145,11 @@ def _what_happened(e: dict) -> str:
 
 
 def timeline(h: History) -> list[tuple[str, str, str]]:
-    """Return (time, step, event) of restarts, messages, faults and the end; of many the first and the last ones."""
+    """Return (time, step, event) of restarts, messages, faults and end; of many the first and last."""
     rows = []
     for e in h.of_type("restart", "message", "oom", "nan", "end"):
         step = e.get("step")
-        rows.append((time_text(e["t"]), "" if step is None else str(step), cell(_what_happened(e))))
+        rows.append((time_text(e["t"]), "" if step is None else str(step), cell(_event_text(e))))
     half = MOST_LINES // 2
     if len(rows) <= MOST_LINES:
         return rows
@@ -157,7 +157,6 @@ def timeline(h: History) -> list[tuple[str, str, str]]:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #14920505
 def _fault_counts(h: History) -> str:
-    """Return the numbers of restarts and faults in a sentence."""
     kinds = {"restarts": "restart", "out of memory": "oom", "losses that were not finite": "nan"}
     counts = {words: len(h.of_type(kind)) for words, kind in kinds.items()}
     counted = "; ".join(f"{words}: {n}" for words, n in counts.items() if n)
@@ -165,7 +164,7 @@ def _fault_counts(h: History) -> str:
 
 
 def faults_html(h: History, status: str) -> str:
-    """Return restarts, messages and errors, and for a failed run the end of its logs. `status`: of the run."""
+    """Return restarts, messages, errors, and a failed run's end of logs. `status`: of the run."""
     rows, logs, bad = timeline(h), h.path / "logs", status in ("failed", "unfinished")
     parts = [f"<p>{safe(_fault_counts(h))}</p>"]
     if rows:
@@ -188,7 +187,7 @@ MOST_HASHED = 4 * 10**9  # greatest size of a checkpoint in bytes
 
 
 def _size_and_state(path: Path) -> tuple[int, str]:
-    """Return the bytes of the checkpoint at `path`, and the result of its check."""
+    """Return a checkpoint's bytes, and the result of its check."""
     try:
         size = checkpoint_bytes(path)
     except (OSError, CheckpointError, ValueError, TypeError):
@@ -202,7 +201,7 @@ def _size_and_state(path: Path) -> tuple[int, str]:
 
 
 def checkpoints_html(h: History) -> str:
-    """Return each checkpoint: step, size, result of its check, best or latest."""
+    """Return each checkpoint: step, size, check, best or latest."""
     folder = h.path / "checkpoints"
     try:
         kept = checkpoints(folder)
@@ -228,7 +227,7 @@ MOST_READ = 10**9  # greatest size of the arrays in bytes
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Return the arrays of predictions.npz. ValueError if they cannot be read or are very large."""
+    """Return the arrays of predictions.npz; raise ValueError if unreadable or very large."""
     try:
         check_inside(path.parent, path)
         return Predictions(read_arrays(path, MOST_READ), path)
@@ -237,7 +236,7 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def array_row(name: str, values: np.ndarray) -> tuple:
-    """Return the row of an array: shape, type, range, and the number of values that are not finite."""
+    """Return an array's row: shape, type, range, number of values not finite."""
     row = (name, " × ".join(map(str, values.shape)) or "one value", str(values.dtype))
     if values.dtype.kind not in "fiub" or not values.size:
         return (*row, None, None, None, None)
@@ -249,16 +248,16 @@ def array_row(name: str, values: np.ndarray) -> tuple:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #f77bfadb
 def texts_html(arrays: dict[str, np.ndarray]) -> str:
-    """Return the first rows of text arrays side by side; '' if there are none."""
+    """Return the first rows of text arrays side by side, or ''."""
     texts = {name: values for name, values in arrays.items() if values.dtype.kind == "U" and values.ndim == 1}
     rows = zip(*(values[:10].tolist() for values in texts.values()), strict=False)
     return table_html([tuple(texts), *rows], caption="texts") if texts else ""
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #2c5d609f
 def task_of(run: Run, task: Any, h: History) -> Any:
-    """Return the task that draws the predictions: the given one, the run's, or a built-in one.
+    """Return the task that draws predictions: given, the run's, or built-in.
 
-    Code that the settings of a run name is not executed.
+    Code that a run's settings name is not executed.
     """
     name = task if task is not None else run.task if run.task is not None else h.settings.get("task.name")
     if not isinstance(name, str):
@@ -281,7 +280,7 @@ def _task_pictures(run: Run, h: History, task: Any, predictions: Predictions) ->
 
 
 def predictions_html(run: Run, h: History, task: Any) -> str:
-    """Return the arrays of the predictions and their pictures. `task`: draws them (None: the run's own task)."""
+    """Return the predictions' arrays and pictures, drawn by `task` (None: the run's own)."""
     path = h.path / "predictions.npz"
     if not path.is_file():
         return "<p>There are no predictions yet: predict(task, run).</p>"
@@ -303,17 +302,17 @@ def predictions_html(run: Run, h: History, task: Any) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #02cc3e80
 def _setting(key: str, value: Any) -> str:
-    """Return a setting's value as it is typed; hidden if the name is that of a secret."""
+    """Return a setting as typed, a secret hidden."""
     return HIDDEN if is_secret(key) and value is not None else shown(value)
 
 
 def _differs(key: str, value: Any, defaults: dict[str, Any]) -> bool:
-    """Check whether a setting differs from its default, or has a value and no default."""
+    """Return whether a setting differs from its default, or has a value without one."""
     return value != defaults[key] if key in defaults else value not in ({}, None)
 
 
 def settings_html(h: History) -> str:
-    """Return the settings that differ from the defaults, and all of them."""
+    """Return settings that differ from the defaults, and all."""
     if not h.settings:
         return "<p>The settings are not known.</p>"
     defaults, help = dict(flat(to_dict(compose()))), {k: spec.help for k, spec in settings().items()}
@@ -331,7 +330,7 @@ def settings_html(h: History) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #dfb6a1df
 def environment_rows(h: History) -> list[tuple[str, Any]]:
-    """Return the rows of the environment table: machine and launch."""
+    """Return the table of machine and launch."""
     p, launch, start = mapping(h.environment.get("platform")), mapping(h.environment.get("launch")), h.start
     gpus = p["gpus"] if isinstance(p.get("gpus"), list) else []
     memory = p.get("memory_gib")
@@ -352,7 +351,6 @@ def environment_rows(h: History) -> list[tuple[str, Any]]:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #2a4d4ae6
 def _decisions(h: History) -> str:
-    """Return decisions with their reasons, and notes, as HTML."""
     notes = mapping(h.environment.get("platform")).get("notes")
     notes = [*(h.start.get("ignored") or []), *(notes if isinstance(notes, list) else [])]
     reasons = [*mapping(h.start.get("reasons")).values(), *mapping(h.environment.get("auto")).values()]
@@ -360,7 +358,7 @@ def _decisions(h: History) -> str:
 
 
 def environment_html(h: History) -> str:
-    """Return the machine, the launch, the sessions and the decisions."""
+    """Return machine, launch, sessions, decisions."""
     rows, recorded = environment_rows(h), h.environment.get("sessions")
     sessions = [mapping(session) for session in recorded] if isinstance(recorded, list) else []
     machine = "<p>environment.json is missing, or cannot be read.</p>"
@@ -374,7 +372,7 @@ def environment_html(h: History) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #01943aa2
 def _data_rows(h: History) -> list[tuple[str, str]]:
-    """Return the rows on training and validation data: samples, and beginnings of their hashes."""
+    """Return rows on training and validation data: samples, hashes."""
     data = mapping(mapping(h.environment.get("decided")).get("data") or h.start.get("data"))
     rows = []
     for name, facts in [(name, mapping(facts)) for name, facts in data.items() if facts]:

@@ -25,12 +25,12 @@ TITLES = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samp
 
 
 def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """Return places and values of a curve [points], without values that are not finite.
+    """Return places and values of a curve [points], finite ones only.
 
     Args:
         h: History of the run.
-        name: A field of LOGGED, or a metric of the evaluations.
-        x: One of AXES (default "step").
+        name: Field of LOGGED, or a metric.
+        x: One of AXES.
     """
     if name in LOGGED:
         steps, t, y = h.points["step"], h.points["t"], h.points[name]
@@ -44,7 +44,7 @@ def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarra
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #8678c7fb
 def averaged(x: np.ndarray, y: np.ndarray, slices: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    "Return the means of so many slices; fewer than twice as many points are returned unchanged."
+    """Return the means of so many slices; below twice as many points they stay."""
     if len(x) < 2 * slices:
         return x, y
     edges = np.linspace(0, len(x), slices + 1).astype(int)[:-1]
@@ -69,16 +69,16 @@ class CurveStyle:
 
 
 def run_style(number: int, runs: int, panel: str, smooth: float | None = None) -> CurveStyle:
-    """Return the style of run `number` of `runs` in a panel: four colours, then other dashes.
+    """Return the style of run `number` of `runs` in a panel: four colours, then dashes.
 
-    A single run has the colour of the `panel`. `smooth`: weight of the past (default None: by the number of points).
+    A single run has the `panel`'s colour. `smooth`: weight of the past; default: by the number of points.
     """
     color = COLORS[number % len(COLORS)] if runs > 1 else ALONE.get(panel, VALID)
     return CurveStyle(color, DASHES[number // len(COLORS) % len(DASHES)], smooth, runs <= 3, runs == 1)
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #9591b0d8
 def curve_lines(x: np.ndarray, y: np.ndarray, name: str, style: CurveStyle) -> list[Line]:
-    "Return the lines of the curve `x`, `y` [points] in `style`; `name` is a field of LOGGED, or a metric."
+    """Return the lines of the curve `x`, `y` [points]; `name`: field of LOGGED, or a metric; `style`: its look."""
     many, smooth = name in LOGGED, style.smooth
     xs, ys = averaged(x, y) if many else (x, y)
     weight = (smoothing_weight(len(ys)) if name == "loss" else 0.0) if smooth is None else smooth
@@ -93,12 +93,12 @@ def curve_lines(x: np.ndarray, y: np.ndarray, name: str, style: CurveStyle) -> l
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #a5619610
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the number of seconds in a unit of time for times up to `seconds`, and its name."""
+    """Return (seconds in a unit, its name) for times up to `seconds`."""
     return (1.0, "s") if seconds < 300 else (60.0, "min") if seconds < 4 * 3600 else (3600.0, "h")
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #93c520fc
 def _panel(histories: Sequence[History], name: str, x: str, smooth: float | None) -> Panel:
-    """Return a panel with the curve `name` of each run, and a ring at its best checkpoint."""
+    """Return a panel with each run's curve `name`, and a ring at its best checkpoint."""
     seconds, unit = time_unit(max((h.seconds for h in histories), default=0))
     lines, rings = [], []
     for number, h in enumerate(histories):
@@ -122,14 +122,14 @@ def plot_runs(
     x: str = "step",
     smooth: float | None = None,
 ) -> Picture:
-    """Return a picture with a panel for each of `panels`, and a curve for each run.
+    """Return a picture with a panel per name in `panels`, a curve per run.
 
     Args:
         histories: The runs.
         names: Their names, for the legend.
         panels: Fields of LOGGED, or metrics.
-        x: One of AXES (default "step").
-        smooth: As in CurveStyle (default None: by the number of log points).
+        x: One of AXES.
+        smooth: As in CurveStyle.
     """
     drawn = [_panel(histories, panel, x, smooth) for panel in panels]
     if len(histories) == 1:

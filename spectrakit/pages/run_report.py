@@ -46,9 +46,9 @@ _SECTIONS: dict[str, Callable] = {
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #9476c885
 def report_page(run: Run, task: Any = None) -> str:
-    """Return the page of a run as HTML; a section that fails gives its reason.
+    """Return a run's page as HTML; a failing section gives its reason.
 
-    `task`: draws the predictions (default None: the run's own task).
+    `task`: draws the predictions; default: the run's own.
     """
     h = read_history(run.path)
     status = run.ended or h.status
@@ -58,7 +58,6 @@ def report_page(run: Run, task: Any = None) -> str:
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #f0418eb7
 def _meant(given: Run | CrossValidation | Path | str) -> Run | CrossValidation:
-    """Return the run or the cross-validation for `given`. RequestError if there is none."""
     if isinstance(given, CrossValidation):
         return given
     if isinstance(given, (str, Path)) and (checked_path(given, "The run").expanduser() / FACTS).is_file():
@@ -70,9 +69,9 @@ def report(run: Run | CrossValidation | Path | str, out: Path | str | None = Non
     """Write a page on a run or a cross-validation; return its path.
 
     Args:
-        run: Result of `fit` or `cross_validate`, a folder, or a run's name.
-        out: The file (default None: report.html in the folder).
-        task: Draws the predictions (default None: the run's own task, or a built-in one).
+        run: Result of `fit` or `cross_validate`, folder, or run's name.
+        out: The file. Default: report.html in the folder.
+        task: Draws the predictions. Default: the run's own task, or a built-in one.
 
     Raises:
         RequestError: There is no such run, or the page cannot be written.

@@ -98,7 +98,7 @@ _FIXED = "\N{NO-BREAK SPACE}"
 
 
 def card_text(selection: Selection, name: str) -> str:
-    """Return the lines of a profile's card; a profile with an error has its message."""
+    """Return the lines of a profile's card, or its error."""
     suggested = any(override.value == name for override in selection.suggested) and "suggested here"
     wish = profile_note(name, "intent")
     below = [name if wish else "", suggested or "", lacks(selection.platform, name)]
@@ -111,7 +111,6 @@ def card_text(selection: Selection, name: str) -> str:
 
 
 def _facts(config: Config) -> str:
-    """Return time, batch and precision of a profile in one line."""
     limit, wanted = limit_text(config), config.distributed.world_size
     where = f", {wanted} processes" if isinstance(wanted, int) and wanted > 1 else ""
     batch = f"{config.data.micro_batch_size} × {config.training.gradient_accumulation_steps}"
@@ -131,7 +130,7 @@ def cards(selection: Selection) -> list[tuple[str, str]]:
 
 
 def cards_style(selection: Selection) -> str:
-    """Return the style that sets the cards apart that cannot run here."""
+    """Return the style of cards that cannot run here."""
     apart = sum(bool(lacks(selection.platform, name)) for _, name in cards(selection))
     label = f".{FORM} .sk-cards .widget-radio-box label"
     first = f"{label}:nth-last-child({apart}) {{ grid-column-start: 1 }}"
@@ -139,7 +138,7 @@ def cards_style(selection: Selection) -> str:
 
 # %% ../../nbs/75_picker/03_drawing.ipynb #f74d6edf
 def tiles_html(rows: list[Row]) -> str:
-    """Return the effects of the settings: a tile for each number, a line for each note or warning."""
+    """Return the effects of the settings: a tile per number, a line per note or warning."""
     tiles = [
         f'<div class="sk-tile"><span class="sk-more">{escaped(what)}</span><b>{escaped(much)}</b>'
         f'<span class="{"sk-warn" if why.startswith(WARNING) else "sk-more"}">{escaped(why)}</span></div>'
@@ -168,7 +167,7 @@ _NAME_RADIOS = (
 
 
 def radio_names() -> str:
-    """Return HTML that gives the radio buttons of its form a common name, which ipywidgets leaves out."""
+    """Return HTML that names the form's radio buttons alike, which ipywidgets does not."""
     empty = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEAAAAALAAAAAABAAEAAAIA"
     return f'<img alt="" width="0" height="0" src="{empty}" onload="{html.escape(_NAME_RADIOS)}">'
 
@@ -184,7 +183,7 @@ _COPY = (
 
 
 def code_html(text: str, label: str) -> str:
-    """Return text in a box with a copy button; `label`: its name."""
+    """Return text in a box called `label`, with a copy button."""
     name = html.escape(label)
     return (
         f'<div class="sk-code"><div class="sk-more">{name}</div>'
@@ -194,7 +193,7 @@ def code_html(text: str, label: str) -> str:
 
 
 def platform_html(platform: Platform, rows: list[Row]) -> str:
-    """Return the platform in one line, with details below; `rows`: those of the platform."""
+    """Return the platform in one line, its `rows` folded below."""
     facts = {what: much for what, much, _ in rows}
     gpu = facts.get("GPU", "none")
     line = " · ".join(

@@ -52,7 +52,7 @@ class Field:
 
     @property
     def name(self) -> str:
-        """Name of the setting within its block."""
+        """Name within its block."""
         return self.key.rpartition(".")[2]
 
 
@@ -61,7 +61,7 @@ _NO_FIELD = {"profile", "env", "eval.gradient_accumulation_steps", "test.gradien
 
 # %% ../../nbs/75_picker/01_fields.ipynb #15046902
 def fields() -> dict[str, Field]:
-    """Return a field for each setting with one value, by key, in the order of the schema."""
+    """Return a field per single-valued setting, by key, in the schema's order."""
     by_key = {}
     for key, spec in settings().items():
         kinds = typing.get_args(spec.type) or (spec.type,)
@@ -84,7 +84,7 @@ def fields() -> dict[str, Field]:
 
 
 def blocks() -> dict[str, str]:
-    """Return the purpose of each block of settings, by its name; '' holds the settings without a block."""
+    """Return each block's purpose by name; '' holds settings without a block."""
     return {
         "": "settings without a block.",
         **{
@@ -96,7 +96,7 @@ def blocks() -> dict[str, str]:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #798d48ef
 def typed_override(field: Field, text: Any) -> str:
-    """Return the override for the `text` of a field; empty text is null if the setting allows it."""
+    """Return the override for a field's `text`; empty text is null if allowed."""
     if isinstance(text, bool):
         return override_text(field.key, text)
     text = str(text).strip()
@@ -106,7 +106,7 @@ def typed_override(field: Field, text: Any) -> str:
 
 
 def field_text(field: Field, value: Any) -> Any:
-    """Return the content of a field for `value`: a bool for a flag, otherwise text."""
+    """Return a field's content: a bool for a flag, else text."""
     return bool(value) if field.kind == "flag" else "" if field.is_text and value is None else shown(value)
 
 # %% ../../nbs/75_picker/01_fields.ipynb #2be02aa5
@@ -121,7 +121,7 @@ class EarlierRun:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #a36ddae9
 def find_earlier_run(folder: Path | str, task: str) -> EarlierRun | None:
-    "Return the newest run of `task` in `folder` that recorded its number of samples, or None."
+    """Return the newest run of `task` in `folder` with a number of samples, or None."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return None
     for path, facts in newest_environments(Path(folder)):
@@ -143,7 +143,7 @@ def find_earlier_run(folder: Path | str, task: str) -> EarlierRun | None:
 
 
 def _sample_s(path: Path, decided: dict) -> float | None:
-    """Return the seconds per training sample from summary.json; None after too few steps."""
+    """Return the seconds per training sample; None after too few steps."""
     try:
         summary = read_summary(path)
         done = summary["steps"] * decided["effective_batch_size"]
@@ -157,7 +157,7 @@ WARNING = "⚠"
 
 
 def _warmup(config: Config, plan: BatchPlan, data_known: bool) -> str:
-    """Return the length of the warm-up in words, '' without one. RequestError if it is set in two ways."""
+    """Return the warm-up's length in words, or ''; raise RequestError if set in two ways."""
     s = config.scheduler
     steps = warmup_length(s, plan.steps_per_epoch, total_steps(config, plan))
     if not data_known and s.warmup_epochs:
@@ -170,7 +170,7 @@ def _warmup(config: Config, plan: BatchPlan, data_known: bool) -> str:
 def _batch_rows(
     config: Config, world: int, samples: int | None, earlier: EarlierRun | None, platform: Platform, gpus: tuple
 ) -> list[Row]:
-    """Return rows on batch, learning rate, steps, and the forecast if an earlier run had the same hardware."""
+    """Return rows on batch, learning rate and steps, and a forecast by an earlier run on this hardware."""
     used = None if samples is None else max(1, round(samples * config.limits.train_frac)) if samples else 0
     plan = plan_batches(config, 2**62 if used is None else used, world)
     schedule, warmup = f"{config.optimizer.name}, {config.scheduler.name}", _warmup(config, plan, used is not None)
@@ -205,7 +205,6 @@ def _forecast_row(config: Config, platform: Platform, seconds: float, earlier: s
 
 # %% ../../nbs/75_picker/01_fields.ipynb #5cff7a53
 def _clock_rows(config: Config, platform: Platform) -> list[Row]:
-    """Return rows on the time left and the end of the session."""
     limit = time_limit(config, platform)
     if limit.limit_s is None:
         return [("clock", "no limit", limit.reason)]
@@ -222,7 +221,7 @@ def _clock_rows(config: Config, platform: Platform) -> list[Row]:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #dd220523
 def _precision_row(config: Config, gpus: Sequence[Gpu]) -> Row:
-    """Return the precision that is used, with a warning if it is not the chosen one."""
+    """Return the used precision, with a warning if it is not the chosen one."""
     wanted, asked = config.distributed.mixed_precision, was_asked_for(config, "distributed.mixed_precision")
     used, reason = choose_precision(wanted, gpus, asked)
     shown, _, why = reason.partition(": ")
@@ -243,9 +242,9 @@ def consequences(
     Args:
         config: The settings.
         platform: The platform.
-        samples: Number of training samples (default None: those of `earlier`).
-        earlier: A run of the same task, for samples and the forecast (default: none).
-        folder: Folder of the runs (default '': run.dir).
+        samples: Training samples. Default: those of `earlier`.
+        earlier: Run of the same task, for samples and forecast.
+        folder: Folder of the runs. Default: run.dir.
     """
     rows: list[Row] = []
     if samples is None and earlier:
@@ -265,7 +264,7 @@ def consequences(
 
 # %% ../../nbs/75_picker/01_fields.ipynb #40748e76
 def platform_rows(platform: Platform) -> list[Row]:
-    """Return rows on the platform, its hardware and the time left."""
+    """Return rows on platform, hardware and time left."""
     each = [f"{gpu.name}, {gpu.memory_gib:.0f} GiB" for gpu in platform.gpus]
     gpus = "; ".join(f"{each.count(name)} × {name}" for name in dict.fromkeys(each)) or "none"
     rows = [
@@ -278,7 +277,7 @@ def platform_rows(platform: Platform) -> list[Row]:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #e3ffff35
 def lacks(platform: Platform, profile: str) -> str:
-    """Return the GPUs or machines that a profile needs and `platform` does not have, in words; '' if it can run."""
+    """Return the GPUs or machines that a profile needs and `platform` lacks, in words, or ''."""
     needed = profile_note(profile, "needs")
     count, _, kind = needed.partition(" ")
     enough = not count.isdecimal() or (kind.startswith("GPU") and int(count) <= len(platform.gpus))
@@ -286,7 +285,7 @@ def lacks(platform: Platform, profile: str) -> str:
 
 
 def limit_text(config: Config) -> str:
-    """Return the time limit of `config` in words."""
+    """Return the time limit in words."""
     c = config.watchdog
     if c.limit is None:
         return "the platform's"
@@ -294,16 +293,16 @@ def limit_text(config: Config) -> str:
 
 
 def changed_settings(config: Config, base: Config) -> str:
-    """Return the settings of `config` that differ from `base` as `key=value, …`."""
+    """Return the settings that differ from `base` as `key=value, …`."""
     return ", ".join(
         f"{key}={shown(value)}" for key, (_, value) in diff(base, config).items() if key not in ("profile", "env")
     )
 
 
 def profile_rows(base: Config, names: list[str] | None = None) -> list[tuple[str, ...]]:
-    """Return a row for each trainer profile: name, purpose, time limit, and settings that differ from `base`.
+    """Return a row per trainer profile: name, purpose, time limit, difference from `base`; or its error.
 
-    `base`: the defaults. `names`: profiles (default None: all). A profile with an error has its message.
+    `names`: profiles; default: all.
     """
     rows: list[tuple[str, ...]] = []
     for name in profiles().get("trainer", []) if names is None else names:
@@ -320,7 +319,7 @@ _CELL = "text-align:left;vertical-align:top;padding:.1em 1em .1em 0;border:0;bac
 
 
 def escaped(text: Any) -> str:
-    """Return text for HTML, with dollar signs wrapped so that they do not begin a formula."""
+    """Return text for HTML; dollar signs do not begin a formula."""
     return html.escape(str(text)).replace("$", "<span>$</span>")
 
 
@@ -336,7 +335,7 @@ def rows_text(rows: list[Row]) -> str:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #2d5cd98d
 def rows_html(rows: Sequence[tuple[str, ...]], label: str, head: tuple[str, ...] = ()) -> str:
-    """Return rows as a table. `label`: for screen readers. `head`: its first row."""
+    """Return rows as a table called `label` for screen readers; `head`: its first row."""
 
     def line(row: tuple[str, ...], tag: str) -> str:
         alert = f"color:{ALERT};font-weight:600;" if row[0] == WARNING else ""
@@ -360,7 +359,7 @@ def rows_html(rows: Sequence[tuple[str, ...]], label: str, head: tuple[str, ...]
 
 # %% ../../nbs/75_picker/01_fields.ipynb #002a4dd1
 def note_html(text: str, alert: bool = False) -> str:
-    """Return a note beside a field; a screen reader reads an alert at once."""
+    """Return a note beside a field; screen readers read an alert at once."""
     if alert:
         return (
             f'<div role="alert" style="color:{ALERT};font-weight:600;line-height:1.3">{WARNING} {escaped(text)}</div>'
@@ -369,7 +368,7 @@ def note_html(text: str, alert: bool = False) -> str:
 
 
 def copy_html(text: str, label: str) -> str:
-    """Return text in a box; one click selects all of it."""
+    """Return text in a box that one click selects."""
     return (
         f'<div style="opacity:.75">{escaped(label)}</div><pre aria-label="{html.escape(label)}" tabindex="0" '
         'style="user-select:all;white-space:pre-wrap;'
@@ -379,7 +378,7 @@ def copy_html(text: str, label: str) -> str:
 
 
 def section_html(title: str, body: str, is_open: bool = False) -> str:
-    """Return a section that can be folded."""
+    """Return a foldable section."""
     summary = f'<summary style="cursor:pointer">{escaped(title)}</summary>'
     return f'<details{" open" if is_open else ""} style="margin:.2em 0">{summary}{body}</details>'
 
@@ -400,9 +399,9 @@ def colab_form(profile: str, selected: dict[str, str], more: str = "", picker: s
 
     Args:
         profile: Name of the profile.
-        selected: Texts by key, shown with the settings of COMMON.
-        more: Further overrides (default: none).
-        picker: Variable of the picker (default "picker").
+        selected: Texts by key, shown with COMMON.
+        more: Further overrides.
+        picker: Variable of the picker.
     """
     by_key = fields()
     names: dict[str, str] = {}  # setting → its variable

@@ -73,7 +73,7 @@ EXTRA = install_command("notebook")
 
 
 def why_no_form(platform: Platform, shell: Any, has_widgets: bool) -> str | None:
-    """Return the reason that no form can be shown, or None. `shell`: IPython's shell, or None."""
+    """Return why no form can be shown, or None. `shell`: IPython's shell, or None."""
     if getattr(shell, "kernel", None) is None:
         return "this is not a notebook"
     if platform.mode in ("batch", "competition_rerun"):
@@ -125,7 +125,6 @@ def make_control(form: "Form", key: str) -> Any:
 
 
 def _labelled(name: str, group: str) -> str:
-    """Return a profile's name and purpose for a list."""
     if name == _NONE:
         return _NONE
     try:
@@ -136,7 +135,6 @@ def _labelled(name: str, group: str) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #435ddbc7
 def _value_of(form: "Form", key: str) -> Any:
-    """Return the value that the control of a key shows."""
     selection = form.selection
     if key in form.fields:
         return field_text(form.fields[key], get(selection.config, key))
@@ -155,7 +153,7 @@ def _is_more(form: "Form", key: str) -> bool:
 
 
 def _note_of(form: "Form", key: str, locked: str) -> str:
-    """Return the note beside a control: purpose, source, and the profile's value."""
+    """Return the note beside a control: purpose, source, profile's value."""
     selection, field = form.selection, form.fields.get(key)
     if locked:
         return f"set by {locked}, which overrides this form"
@@ -171,7 +169,7 @@ def _note_of(form: "Form", key: str, locked: str) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #e9b507e6
 def make_row(form: "Form", key: str) -> Any:
-    """Return a control with its label above and its note below."""
+    """Return a control with its note below."""
     control = form.controls[key] = make_control(form, key)
     note = form.notes[key] = form.w.HTML()
     row = form.rows[key] = form.w.VBox([control, note])
@@ -182,7 +180,7 @@ def make_row(form: "Form", key: str) -> Any:
 
 
 def show_row(form: "Form", key: str) -> None:
-    """Update a row from the selection; input that is wrong, or being typed, stays."""
+    """Update a row from the selection; wrong or unfinished input stays."""
     selection, control, row = form.selection, form.controls[key], form.rows[key]
     message = selection.errors.get(key, ("", ""))[1]
     locked = selection.locked.get(key, "")
@@ -203,7 +201,7 @@ def _note_html(form: "Form", key: str, locked: str) -> str:
 
 
 def _set_control(control: Any, value: Any) -> None:
-    """Set a control; a missing value is added to its list."""
+    """Set a control; add a missing value to its list."""
     if hasattr(control, "options") and value not in [o[1] if isinstance(o, tuple) else o for o in control.options]:
         control.options = [*control.options, (str(value), value)]
     if control.value != value:
@@ -211,7 +209,7 @@ def _set_control(control: Any, value: Any) -> None:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #d9ca8c6d
 class Folded:
-    """Sections, each below a button; the titles of ipywidgets' accordion do not work by keyboard.
+    """Sections, each below a button: the titles of ipywidgets' accordion do not work by keyboard.
 
     `fill`: called with a section's number when it opens.
     """
@@ -228,7 +226,7 @@ class Folded:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #376f3ba8
 class Sections:
-    """Folded sections below the common settings: all settings by block, more overrides, all profiles."""
+    """Folded sections: all settings by block, more overrides, all profiles."""
 
     def __init__(self, form: "Form"):
         self.form = form
@@ -260,7 +258,6 @@ class Sections:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #6669561c
 def _code_html(selection: Selection) -> str:
-    """Return the selection as Python, command and YAML, with the source of each setting."""
     overrides = [r.override.text for r in selection.resolved.values()]
     sources = rows_html(source_rows(selection), "Sources of the settings")
     return (
@@ -272,7 +269,7 @@ def _code_html(selection: Selection) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #181407b3
 def in_main_thread(work: Callable[[], None]) -> None:
-    """Run `work` in the kernel's main thread once it is free; at once without a kernel."""
+    """Run `work` in the kernel's main thread once free; at once without a kernel."""
     shell: Any = ipython_shell()
     loop = getattr(getattr(shell, "kernel", None), "io_loop", None)
     if loop is None:
@@ -286,8 +283,8 @@ class Form:
 
     Args:
         selection: The selection.
-        changed: Called after a change by the user; returns a line to show.
-        train: Called by the Train button; returns a line to show (default None: no button).
+        changed: Called after a user's change; returns a line to show.
+        train: Called by the Train button; returns a line to show. Default: no button.
     """
 
     def __init__(self, selection: Selection, changed: Callable[[], str], train: Callable[[], str] | None = None):
@@ -313,7 +310,7 @@ class Form:
         return button
 
     def _parts(self) -> list[Any]:
-        """Return the parts of the form from top to bottom; folded ones come last, so that nothing above them moves."""
+        """Return the form from top to bottom; folded parts last, so that nothing above moves."""
         platform = platform_html(self.selection.platform, platform_rows(self.selection.platform))
         common = self.w.VBox([self.row(key) for key in (*self.groups, *COMMON) if key != "trainer"])
         common.add_class("sk-fields")
@@ -330,7 +327,7 @@ class Form:
         return self.w.HTML(f'<div class="sk-head" role="heading" aria-level="4">{text}</div>')
 
     def row(self, key: str) -> Any:
-        """Return the row of a key, made once."""
+        """Return a key's row, made once."""
         return self.rows[key] if key in self.rows else make_row(self, key)
 
     def on_input(self, key: str, value: Any) -> None:
@@ -368,7 +365,7 @@ class Form:
             self.start.disabled = bool(problems(self.selection))
 
     def show(self, note: str = "") -> None:
-        """Update all rows, and show `note` beside the buttons."""
+        """Update all rows; show `note` beside the buttons."""
         self._updating = True
         self.start.disabled = bool(problems(self.selection))  # first, so that Train cannot be pressed beside an error
         try:
@@ -382,7 +379,6 @@ class Form:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #5be67c49
 def _parent_message() -> Any:
-    """Return the message that the kernel handles, or None."""
     shell: Any = ipython_shell()
     try:
         return shell.get_parent() or None
@@ -392,7 +388,7 @@ def _parent_message() -> Any:
 
 @contextlib.contextmanager
 def shown_below(message: Any) -> Iterator[None]:
-    """Assign output within this block to the cell that was run with `message`; None: no change."""
+    """Assign output within this block to the cell that ran with `message`."""
     shell: Any = ipython_shell()
     before = _parent_message()
     if message is None or before is None:
@@ -408,14 +404,14 @@ def shown_below(message: Any) -> Iterator[None]:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #71f8cd61
 def selection_file(shell: Any) -> Path:
-    """Return the default file of a selection: NAME.picked.yaml for NAME.ipynb, else picked.yaml."""
+    """Return the default file: NAME.picked.yaml for NAME.ipynb, else picked.yaml."""
     named = (getattr(shell, "user_ns", None) or {}).get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
     path = Path(str(named).replace("\\", "/"))
     return Path(f"{path.stem}.picked.yaml" if path.suffix == ".ipynb" else "picked.yaml")
 
 
 def unread_selections(file: Path) -> list[str]:
-    """Return a line for each selection of another notebook in this folder; [] if `file` exists."""
+    """Return a line per selection of another notebook here; [] if `file` exists."""
     if file.is_file():
         return []
     others = [other.name for other in sorted(Path().glob("*picked.yaml"))[:9]]
@@ -423,7 +419,7 @@ def unread_selections(file: Path) -> list[str]:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #922ccf75
 def save_selection(selection: Selection, file: Path | None) -> str:
-    """Write the user's own overrides to `file`, or remove it if there are none; return a line about it."""
+    """Write the user's overrides to `file`, or remove it without any; return a line about it."""
     if file is None:
         return ""
     try:
@@ -442,18 +438,18 @@ def save_selection(selection: Selection, file: Path | None) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #4832aeb6
 def frozen_line(selection: Selection, name: str = "picker") -> str:
-    """Return Python code for the user's own selection, without secrets."""
+    """Return Python code for the user's selection, without secrets."""
     return python_line(serialize(selection, own_only=True)[0], f"{name}.choose")
 
 # %% ../../nbs/75_picker/04_picker.ipynb #fa293d98
 def frozen_cell(source: str, name: str, line: str) -> str | None:
-    """Return the source of a cell with `name.freeze()` replaced by `line`; None if it lacks that call."""
+    """Return a cell with `name.freeze()` replaced by `line`; None without that call."""
     call = re.compile(rf"^([^#\n]*?)\b{re.escape(name)}\s*\.\s*freeze\s*\(\s*\)", re.M)
     return call.sub(lambda match: match[1] + line, source, count=1) if call.search(source) else None
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the source of the running cell, '' if it is not available."""
+    """Return the running cell's source, or ''."""
     try:
         return shell.get_parent()["content"]["code"]
     except (AttributeError, KeyError, TypeError):
@@ -465,7 +461,7 @@ def _running_cell(shell: Any) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #e8a84365
 def _task_facts(task: Any) -> tuple[str | None, int | None]:
-    """Return a task's name, and its number of samples if known without reading. RequestError if it is no task."""
+    """Return a task's name, and its samples if known without reading; raise RequestError for no task."""
     if task is None:
         return None, None
     from spectrakit.launch.job import check_task_name, full_task_name, name_of
@@ -484,7 +480,7 @@ def _task_facts(task: Any) -> tuple[str | None, int | None]:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #29855c62
 def _start_selection(overrides: tuple[str, ...], samples: int | None, task: Any, shell: Any) -> Selection:
-    """Return the selection before a file is read. RequestError if the call or the environment is wrong."""
+    """Return the selection before a file is read."""
     if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 0):
         raise RequestError(
             f"samples={samples!r} is not possible. Give the number of training samples, such as samples=12000."
@@ -507,7 +503,7 @@ def _read_file(selection: Selection, file: Path) -> None:
 
 
 def _parse_choice(overrides: tuple[str, ...], settings: dict[str, Any], more: str) -> list[str]:
-    """Return the overrides of a call of `choose`. RequestError if a quote is not closed."""
+    """Return the overrides of a `choose` call."""
     by_key = fields()
     try:
         texts = [*overrides, *shlex.split(more)]
@@ -520,7 +516,7 @@ def _parse_choice(overrides: tuple[str, ...], settings: dict[str, Any], more: st
 
 # %% ../../nbs/75_picker/04_picker.ipynb #3aa84337
 def _freeze(selection: Selection, picker: Any, shell: Any) -> None:
-    """Replace `picker.freeze()` in the running cell by the selection, and print the line."""
+    """Replace `picker.freeze()` in the running cell by the selection; print the line."""
     variables = getattr(shell, "user_ns", None) or {}
     names = [name for name, value in variables.items() if value is picker and not name.startswith("_")]
     source = _running_cell(shell)
@@ -543,15 +539,15 @@ def _colab_cell(selection: Selection) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #d3d8be81
 class ProfilePicker:
-    """Picker of a profile and settings: `picker` in a cell shows a form, `picker.config` is for `fit`.
+    """Picker of profile and settings: in a cell a form; `picker.config` is for `fit`.
 
     `picker.freeze()` writes the selection into the notebook.
 
     Args:
-        overrides: Overrides such as 'trainer=kaggle_safe'; they are stronger than the form.
-        samples: Number of training samples, for the number of steps (default None: the task's, if known).
-        task: A task or its name, for the forecast and the Train button (default: none).
-        file: File of the selection (default "auto": one of this notebook; None: no file).
+        overrides: Overrides such as 'trainer=kaggle_safe', stronger than the form.
+        samples: Training samples, for the number of steps. Default: the task's, if known.
+        task: Task or name, for the forecast and the Train button.
+        file: File of the selection. "auto": this notebook's; None: no file.
 
     Raises:
         RequestError: The call or the environment is wrong.
@@ -581,7 +577,7 @@ class ProfilePicker:
 
     @property
     def config(self) -> Config:
-        """Settings. RequestError while the selection has an error."""
+        """Settings; raises RequestError while the selection has an error."""
         if messages := problems(self._selection):
             raise RequestError(
                 f"{' '.join(messages)} Correct it in the form, press Reset there, or select again with "
@@ -591,7 +587,7 @@ class ProfilePicker:
 
     @property
     def sources(self) -> list[str]:
-        """A line for each override: its source, and the overrides that it replaces."""
+        """Line per override: its source, and the overrides that it replaces."""
         return [str(resolved) for resolved in self._selection.resolved.values()]
 
     def yaml(self) -> str:
@@ -603,7 +599,7 @@ class ProfilePicker:
 
     @property
     def widget(self) -> Any:
-        """Return the form as a widget. RequestError without ipywidgets."""
+        """Form as a widget; raises RequestError without ipywidgets."""
         if importlib.util.find_spec("ipywidgets") is None:
             raise RequestError(
                 f"The form needs ipywidgets, which is not installed. Run: {EXTRA}, "
@@ -616,7 +612,7 @@ class ProfilePicker:
         return self._form.box
 
     def _train(self) -> str:
-        """Train the task with the selection, below the form's cell; called by the Train button."""
+        """Train the task below the form's cell."""
         from spectrakit.api.actions import fit
 
         with shown_below(self._shown_in):
@@ -633,15 +629,15 @@ class ProfilePicker:
         return {**page, "application/vnd.jupyter.widget-view+json": widget}
 
     def choose(self, *overrides: str, settings: dict[str, Any] | None = None, more: str = "") -> None:
-        """Replace the user's own overrides, and print the source of each setting; a frozen cell calls this.
+        """Replace the user's overrides and print each source; a frozen cell calls this.
 
         Args:
             overrides: Overrides such as 'optimizer.lr=0.01'.
-            settings: Texts by key; '' leaves the setting to the profile (default: none).
-            more: Further overrides in one text, split as in a shell (default: none).
+            settings: Texts by key; '' leaves the setting to the profile.
+            more: Further overrides in one text, split as in a shell.
 
         Raises:
-            RequestError: An override is wrong; nothing is changed then.
+            RequestError: An override is wrong; nothing is changed.
         """
         texts = _parse_choice(overrides, settings or {}, str(more or ""))
         self._selection.replace_own(read_overrides(texts, "frozen in the notebook"))
@@ -651,10 +647,10 @@ class ProfilePicker:
         print(*self.sources, sep="\n")
 
     def freeze(self) -> None:
-        """Write the selection into the notebook's source in place of this call. RequestError while it has an error."""
+        """Write the selection into the notebook in place of this call; raise RequestError on its errors."""
         _ = self.config  # raises for an error
         _freeze(self._selection, self, ipython_shell())
 
     def colab_cell(self) -> str:
-        """Return the source of a cell that Colab shows as a form."""
+        """Return a cell that Colab shows as a form."""
         return _colab_cell(self._selection)

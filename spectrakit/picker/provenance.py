@@ -31,7 +31,7 @@ _OTHER = {"null", "true", "false", "nan", "inf", "yes", "no", "on", "off", "none
 
 
 def value_text(value: Any, inside: bool = False) -> str:
-    """Return a value as it is typed after `key=`; `inside` brackets also 'no' is quoted."""
+    """Return a value as typed after `key=`; `inside` brackets also 'no' is quoted."""
     if isinstance(value, (list, tuple)):
         return f"[{','.join(value_text(v, True) for v in value)}]"
     if isinstance(value, Mapping):
@@ -49,13 +49,13 @@ def value_text(value: Any, inside: bool = False) -> str:
 
 
 def override_text(key: str, value: Any) -> str:
-    """Return the override that sets `key` to `value`."""
+    """Return the override that sets `key`."""
     return f"{key}={value_text(value)}"
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #f4365522
 @dataclass(frozen=True)
 class Override:
-    """One setting or choice of a profile, with its source."""
+    """Setting or choice of a profile, with its source."""
 
     text: str  # as typed, such as 'optimizer.lr=0.01'
     key: str  # the setting, or the group of profiles
@@ -69,10 +69,10 @@ class Override:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #c7fde6e7
 def read_overrides(texts: Iterable[str], source: str) -> list[Override]:
-    """Read overrides, one per setting; a text with several settings is split.
+    """Return overrides, one per setting.
 
     Args:
-        texts: Overrides as typed, such as 'optimizer.lr=0.01'.
+        texts: Overrides such as 'optimizer.lr=0.01'.
         source: Their source, for messages.
 
     Raises:
@@ -98,7 +98,6 @@ VARIABLES = ("SPECTRAKIT_PROFILE", "SPECTRAKIT_OVERRIDES")
 
 
 def _overrides_in(name: str, value: Any) -> list[str]:
-    """Return the overrides of a variable."""
     if name == "SPECTRAKIT_PROFILE":
         if not isinstance(value, str):
             raise RequestError(f"{value!r} is not possible. Give the name of a profile, such as 'kaggle_safe'.")
@@ -125,9 +124,9 @@ def _other_variable(name: str, value: Any) -> str:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #6871a4ef
 def external_overrides(values: Mapping[str, Any], where: str) -> list[Override]:
-    """Return the overrides from the VARIABLES in `values`, the variables of the process or the notebook.
+    """Return the overrides in VARIABLES among `values`; raise RequestError naming a wrong one.
 
-    `where`: 'environment' or 'notebook', for messages. RequestError names a wrong variable.
+    `where`: 'environment' or 'notebook'.
     """
     overrides: list[Override] = []
     for name in VARIABLES:
@@ -146,14 +145,14 @@ def external_overrides(values: Mapping[str, Any], where: str) -> list[Override]:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #17640cc3
 def mask_override(text: str) -> str:
-    """Return an override with secrets masked, by value or by the name of its key."""
+    """Return an override with secrets masked, by value or key."""
     key, equals, _ = text.partition("=")
     return f"{key}=<hidden>" if equals and secrecy(key) else masked(text)
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #715c94d4
 @dataclass(frozen=True)
 class Resolved:
-    """Override that applies to a setting or group, with those that it replaces."""
+    """Override that applies, with those that it replaces."""
 
     override: Override
     overridden: tuple[Override, ...] = ()
@@ -170,11 +169,11 @@ class Resolved:
 def resolve(
     *layers: Iterable[Override], settings_of: Callable[[str, str], Iterable[str]] = profile_settings
 ) -> dict[str, Resolved]:
-    """Return the override that applies, by setting or group; profiles come first.
+    """Return the override that applies, by setting or group; profiles first.
 
     Args:
-        layers: Overrides, the weakest source first.
-        settings_of: Returns the settings of a profile, by its name and group.
+        layers: Overrides, weakest source first.
+        settings_of: Returns a profile's settings, by name and group.
     """
     resolved: dict[str, Resolved] = {}
     profile_of: dict[str, str | None] = {}  # setting → trainer profile of the same source
@@ -207,12 +206,12 @@ def _remove(resolved: dict[str, Resolved], beaten: list[str]) -> tuple[Override,
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #8d2e959e
 def python_line(overrides: Iterable[str], call: str = "sk.compose") -> str:
-    """Return Python code for the same settings, with secrets masked."""
+    """Return Python code for the settings, secrets masked."""
     return f"{call}({', '.join(json.dumps(mask_override(o), ensure_ascii=False) for o in overrides)})"
 
 
 def shell_line(overrides: Iterable[str], task: str | None = None) -> str:
-    """Return a command that trains `task` with the same settings, with secrets masked."""
+    """Return the command that trains `task` with the settings, secrets masked."""
     return " ".join(
         ["spectrakit train", shlex.quote(task) if task else "TASK", *(shlex.quote(mask_override(o)) for o in overrides)]
     )
@@ -230,7 +229,6 @@ def profiles_alone(overrides: Iterable[str]) -> Config:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #0d9f81ec
 def _merge(tree: dict, more: dict) -> None:
-    """Merge the settings `more` into `tree`, block by block."""
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(tree.get(key), dict):
             _merge(tree[key], value)
@@ -239,12 +237,12 @@ def _merge(tree: dict, more: dict) -> None:
 
 
 def yaml_text(overrides: list[str], config: Config, base: Config | None = None) -> str:
-    """Return a selection as YAML: profiles in a list `defaults:`, then the settings that differ from them.
+    """Return a selection as YAML: profiles in `defaults:`, then settings that differ from them.
 
     Args:
         overrides: Overrides of the selection.
-        config: The settings that they compose to.
-        base: The settings of the profiles alone (default None: composed here).
+        config: Their composed settings.
+        base: Settings of the profiles alone. Default: composed here.
     """
     import yaml
 
@@ -258,7 +256,7 @@ def yaml_text(overrides: list[str], config: Config, base: Config | None = None) 
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #7af102e4
 def read_selection(file: Path, source: str) -> tuple[list[Override], list[str]]:
-    """Return (overrides of a file, a message per invalid entry); `source`: its name in messages."""
+    """Return (overrides of a file, message per invalid entry); `source`: its name."""
     try:
         tree = load_yaml(file)
     except RequestError as error:

@@ -50,18 +50,18 @@ from ..system.platforms.platform import Platform
 
 # %% ../../nbs/75_picker/02_selection.ipynb #a9b8d069
 def profile_overrides(resolved: dict[str, Resolved]) -> tuple[str, ...]:
-    """Return the profiles among the overrides that apply."""
+    """Return the profiles among the overrides."""
     return tuple(r.override.text for r in resolved.values() if r.override.is_profile)
 
 # %% ../../nbs/75_picker/02_selection.ipynb #1274cbf9
 class CompositionCache:
-    """Cache of compositions of profiles."""
+    """Cache of composed profiles."""
 
     def __init__(self) -> None:
         self._made: dict[tuple, Any] = {}
 
     def get(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """Return `make()`, computed once for each `key`."""
+        """Return `make()`, computed once per `key`."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -85,7 +85,7 @@ HEADER = "# Settings picked with spectrakit.ProfilePicker; sk.compose(config=FIL
 
 
 def _locked_keys(layers: list[list[Override]], cache: CompositionCache) -> dict[str, str]:
-    """Return the keys that `layers` set, with their source; a profile also sets its own settings."""
+    """Return the keys that `layers` set, with their source."""
     locked: dict[str, str] = {}
     for s in (s for layer in layers for s in layer):
         more = cache.settings_of(s.value, s.key) if s.is_profile and s.key != "trainer" else ()
@@ -94,13 +94,13 @@ def _locked_keys(layers: list[list[Override]], cache: CompositionCache) -> dict[
 
 # %% ../../nbs/75_picker/02_selection.ipynb #1c032600
 class Selection:
-    """Selection of settings in layers: suggested, the user's own, from the environment, from the call.
+    """Settings in layers: suggested, the user's own, environment, call.
 
     Args:
         overrides: Overrides of the call.
-        external: Layers from the environment, the weakest first.
+        external: Layers from the environment, weakest first.
         platform: The platform.
-        samples: Number of training samples, if known.
+        samples: Training samples, if known.
         task: Name of the task, for steps and forecast.
 
     Raises:
@@ -125,14 +125,14 @@ class Selection:
         self.replace_own([])
 
     def replace_own(self, own: list[Override], unusable: list[str] | None = None) -> None:
-        """Replace the user's own overrides; `unusable`: errors of their file. RequestError if they conflict."""
+        """Replace the user's overrides; `unusable`: errors of their file. Raise RequestError on conflict."""
         by_key = {s.key: s for s in own}
         self.resolved, self.config = self.try_own(by_key)
         self.own, self.unusable = by_key, list(unusable or ())
         self.errors: dict[str, tuple[Any, str]] = {}  # key → typed text and error
 
     def try_own(self, own: dict[str, Override]) -> tuple[dict[str, Resolved], Config]:
-        """Return (overrides that would apply with `own`, settings). RequestError if they cannot be composed."""
+        """Return (overrides that would apply, settings); raise RequestError if not composable."""
         resolved = resolve(self.suggested, own.values(), *self.stronger, settings_of=self.cache.settings_of)
         base = self.cache.base(profile_overrides(resolved))
         values = [r.override.text for r in resolved.values() if not r.override.is_profile]
@@ -140,12 +140,12 @@ class Selection:
 
 # %% ../../nbs/75_picker/02_selection.ipynb #d170f1fa
 def group_base(selection: Selection) -> Config:
-    """Return the settings of the profiles that apply, without single settings."""
+    """Return the settings of the profiles that apply."""
     return selection.cache.base(profile_overrides(selection.resolved))
 
 # %% ../../nbs/75_picker/02_selection.ipynb #f3d1115f
 def _effective_own(selection: Selection) -> dict[str, Override]:
-    """Return the user's own overrides without a profile that a stronger source replaced, and without its settings."""
+    """Return the user's overrides without a profile that a stronger source replaced, and its settings."""
     mine = selection.own.get("trainer")
     if mine is None or "trainer" not in selection.locked or selection.resolved["trainer"].override.value == mine.value:
         return selection.own
@@ -153,12 +153,12 @@ def _effective_own(selection: Selection) -> dict[str, Override]:
 
 # %% ../../nbs/75_picker/02_selection.ipynb #8d65ec55
 def select(selection: Selection, key: str, typed: Any, changed: str) -> None:
-    """Make `changed` the user's own override of `key`; '' removes it.
+    """Make `changed` the user's override of `key`; '' removes it.
 
     Args:
         selection: The selection.
         key: Setting or group of profiles.
-        typed: Content of the field; if it is wrong, it goes to `selection.errors` with the message.
+        typed: Content of the field, for `selection.errors`.
         changed: The override.
     """
     is_profile = key not in fields()
@@ -184,7 +184,7 @@ def select(selection: Selection, key: str, typed: Any, changed: str) -> None:
 def select_more(selection: Selection, text: str, instead_of: list[str]) -> None:
     """Make the overrides in `text`, split as in a shell, the user's own; all or none.
 
-    `instead_of`: keys whose overrides they replace.
+    `instead_of`: keys that they replace.
     """
     selection.unusable = []
     selection.errors.pop(MORE, None)
@@ -203,12 +203,11 @@ def select_more(selection: Selection, text: str, instead_of: list[str]) -> None:
 
 
 def problems(selection: Selection, shown: Collection[str] = ()) -> list[str]:
-    """Return a message for each error, except those of the keys in `shown`."""
+    """Return a message per error, except for keys in `shown`."""
     return [*selection.unusable, *(message for key, (_, message) in selection.errors.items() if key not in shown)]
 
 
 def _left_out(selection: Selection, shown: Collection[str]) -> list[Row]:
-    """Return a note if settings with errors are left out of the effects."""
     wrong = sum(key in shown for key in selection.errors)
     without = f"{wrong} of the settings cannot be used; the effects are without {'it' if wrong == 1 else 'them'}"
     return [("note", "", without)] if wrong else []
@@ -222,7 +221,7 @@ def run_folder(selection: Selection) -> str:
 
 
 def consequence_rows(selection: Selection, shown: Collection[str] = ()) -> list[Row]:
-    """Return the effects of the selection, one row each; errors come first, except those of the keys in `shown`."""
+    """Return errors (except for keys in `shown`), then effects, one row each."""
     folder = run_folder(selection)
     earlier = selection.cache.get(
         ("earlier run", folder), lambda: find_earlier_run(folder, selection.task) if selection.task else None
@@ -232,7 +231,7 @@ def consequence_rows(selection: Selection, shown: Collection[str] = ()) -> list[
 
 
 def profile_line(selection: Selection) -> str:
-    """Return the purpose, the time limit and the changes of the profile that applies."""
+    """Return purpose, time limit and changes of the profile that applies."""
     config = group_base(selection)
     try:
         intent = profile_intent(config.profile)
@@ -247,14 +246,14 @@ def profile_line(selection: Selection) -> str:
 
 
 def is_secret(override: Override) -> bool:
-    """Check whether an override holds a secret."""
+    """Return whether an override holds a secret."""
     return mask_override(override.text) != override.text
 
 # %% ../../nbs/75_picker/02_selection.ipynb #443e873a
 def serialize(selection: Selection, own_only: bool = False) -> tuple[list[str], str]:
-    """Return a selection as (overrides, YAML), without secrets.
+    """Return (overrides, YAML) without secrets.
 
-    `own_only`: omit the overrides of the environment and the call.
+    `own_only`: without the environment's and the call's.
     """
     suggested = [] if own_only and "trainer" in selection.locked else [selection.suggested]
     layers = [*suggested, selection.own.values(), *([] if own_only else selection.stronger)]
@@ -273,7 +272,7 @@ def serialize(selection: Selection, own_only: bool = False) -> tuple[list[str], 
 
 # %% ../../nbs/75_picker/02_selection.ipynb #67a2783a
 def as_text(selection: Selection, why: str) -> str:
-    """Return the form as text; `why`: the reason that there is no form."""
+    """Return the form as text; `why` there is no form."""
     config, names = selection.config, profiles().get("trainer", [])
     overrides = [r.override.text for r in selection.resolved.values()]
     marks = {config.profile: "→ "}
@@ -311,7 +310,7 @@ def source_rows(selection: Selection) -> list[tuple[str, str]]:
 
 
 def as_html(selection: Selection, note: str = "") -> str:
-    """Return the selection as HTML for viewers without a form, such as GitHub; `note`: its last line."""
+    """Return the selection as HTML for viewers without a form, such as GitHub; `note`: last line."""
     overrides = [r.override.text for r in selection.resolved.values()]
     names = [
         (f"{'→ ' if name == selection.config.profile else ''}{name}", _intent(selection, name))

@@ -32,7 +32,7 @@ from ..watchdog.time_budget import short_time
 # %% ../../nbs/84_serving/01_answering.ipynb #f4e1c0b7
 @dataclass(frozen=True)
 class Answerers:
-    """Runs that answer: with weights, settings, kind of average and number of devices."""
+    """Runs that answer: weights, settings, kind of average, devices."""
 
     each: Sequence[tuple[Run, float]]
     configs: Sequence[Config]  # resolved
@@ -40,7 +40,7 @@ class Answerers:
     devices: int = 1
 
     def job(self, folder: Path, request: RunRequest) -> Job:
-        """Return the job of the process, which writes to `folder`."""
+        """Return the process's job, which writes to `folder`."""
         extra = {"members": as_members(self.each, self.configs), "how": self.how, "devices": self.devices}
         return Job(SERVE, folder, request, extra=extra)
 
@@ -50,10 +50,7 @@ _PREFIX, _LONGEST = "spectrakit-serve-", 103  # bytes in a socket's path: 107 on
 
 
 def socket_room(folder: str | None = None) -> str | None:
-    """Return the parent of a socket's folder: None for the temporary folder, '/tmp' if that is too deep.
-
-    `folder` replaces the temporary folder.
-    """
+    """Return a socket's parent folder: None for `folder` or the temporary one, '/tmp' if that is too deep."""
     longest = os.fsencode(f"{folder or tempfile.gettempdir()}/{_PREFIX}12345678/socket")
     return "/tmp" if os.name == "posix" and len(longest) > _LONGEST else None
 
@@ -61,7 +58,7 @@ def socket_room(folder: str | None = None) -> str | None:
 class Worker:
     """Process that predicts, for a `job` of kind SERVE and a `task` or its name.
 
-    `failed` is the reason if there is no process and none will start, otherwise ''.
+    `failed`: why there is no process and none will start, otherwise ''.
     """
 
     def __init__(self, job: Job, task: Any):
@@ -122,7 +119,7 @@ class Worker:
             self.connection = None
 
     def end(self) -> None:
-        """Kill a process that hangs; another one is started."""
+        """Kill a process that hangs; another is started."""
         if self.pid not in (0, os.getpid()):  # with launch.mode=inline it is this process
             kill_tree(self.pid)
             self.lose()
@@ -141,7 +138,7 @@ class Worker:
 # %% ../../nbs/84_serving/01_answering.ipynb #3ed93fe1
 @dataclass
 class Served:
-    """Statistics of an evaluation: batches, fallback answers with reasons, missing models and time."""
+    """Statistics of an evaluation: batches, fallback answers with reasons, missing models, time."""
 
     batches: int = 0
     standing: Counter = field(default_factory=Counter)  # reason → batches
@@ -153,7 +150,7 @@ class Served:
 
     @property
     def predicted(self) -> int:
-        """Number of batches with predictions."""
+        """Batches with predictions."""
         return self.batches - self.standing.total()
 
     def __str__(self) -> str:
@@ -165,8 +162,7 @@ class Served:
         mended = [f"{count} mended: {reason}" for reason, count in self.mended.most_common(3)]
         return "; ".join([text, *most, *parts, *mended])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 # %% ../../nbs/84_serving/01_answering.ipynb #3a14f9b5
 _FIRST_S = 900.0  # for the first answer, which gateways do not limit
@@ -179,8 +175,8 @@ class Answers:
     Args:
         worker: Process that predicts.
         standing: Fallback answers.
-        batch_s: Seconds for each batch.
-        left_s: Returns the session's remaining seconds; None for no limit.
+        batch_s: Seconds per batch.
+        left_s: Returns the session's seconds left; None: no limit.
         say: Prints a line.
     """
 
@@ -195,11 +191,11 @@ class Answers:
         self.worker, self.standing, self.batch_s, self.left_s = worker, standing, batch_s, left_s
         self._say = say
         self.served, self.busy_with, self.busy_since = Served(), 0, 0.0
-        self.said_at, self.reported = time.monotonic(), list[str]()
+        self.reported_at, self.reported = time.monotonic(), list[str]()
         self.lock = threading.Lock()
 
     def answer(self, *given: Any) -> Any:
-        """Return the predicted or fallback answer to a batch; problems are counted and each is reported once."""
+        """Return the predicted or fallback answer; problems are counted, each is reported once."""
         with self.lock:
             began, self.served.batches = time.monotonic(), self.served.batches + 1
             try:
@@ -220,7 +216,6 @@ class Answers:
             self._say(text)
 
     def _fallback(self, reason: str, given: Sequence[Any]) -> Any:
-        """Return the fallback answer and count the reason."""
         if reason not in self.served.standing:
             self.say(f"batch {self.served.batches} has the standing answer: {reason}")
         self.served.standing[reason] += 1
@@ -233,14 +228,13 @@ class Answers:
         return 0
 
     def _count(self, notes: Sequence[str], kept: Counter) -> None:
-        """Count messages about an answer; print each one once."""
         for note in notes:
             if note not in kept:
                 self.say(f"batch {self.served.batches}: {note}")
             kept[note] += 1
 
     def _until(self, began: float) -> float:
-        """Return the deadline of an answer. Raise TimeoutError if it has passed."""
+        """Return an answer's deadline; raise TimeoutError if passed."""
         left_s = self.left_s()
         if left_s is not None and left_s <= 0:
             raise TimeoutError("the session ends soon")
@@ -248,7 +242,7 @@ class Answers:
         return began + (wanted_s if left_s is None else min(wanted_s, left_s))
 
     def _predicted(self, given: Sequence[Any], began: float) -> tuple[Any, list[str]]:
-        """Return the process's answer and the missing models. Errors give the reason for a fallback."""
+        """Return the process's answer and missing models; errors give the reason for a fallback."""
         until = self._until(began)
         connection = self.worker.wait(until)
         if connection is None:
@@ -272,7 +266,7 @@ class Answers:
         return answer, lacking
 
     def _wait_until_free(self, connection: Connection, until: float) -> None:
-        """Wait for the answer to an abandoned batch; kill the process after twice `batch_s`."""
+        """Wait for an abandoned batch; kill the process after twice `batch_s`."""
         if not self.busy_with:
             return
         try:
@@ -285,7 +279,7 @@ class Answers:
             raise TimeoutError("the process hung, and another one is started") from None
 
     def _reply(self, connection: Connection, until: float) -> tuple[bool, Any, list[str]]:
-        """Return the answer to the current batch. Raise TimeoutError if it is late."""
+        """Return the current batch's answer; raise TimeoutError if late."""
         while connection.poll(max(0.0, until - time.monotonic())):
             number, *reply = connection.recv()
             if number == self.busy_with:
@@ -299,6 +293,6 @@ class Answers:
         for note in [note for note in self.worker.notes if note not in self.reported]:
             self.reported.append(note)
             self.say(note)
-        if time.monotonic() - self.said_at > 60:
-            left_s, self.said_at = self.left_s(), time.monotonic()
+        if time.monotonic() - self.reported_at > 60:
+            left_s, self.reported_at = self.left_s(), time.monotonic()
             self.say(f"{self.served}{'' if left_s is None else f'; {short_time(max(0, left_s))} are left'}")

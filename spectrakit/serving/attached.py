@@ -17,13 +17,13 @@ from ..system.platforms.detect import input_folders
 
 # %% ../../nbs/84_serving/03_attached.ipynb #furthest
 def _is_of(path: Path, task: str) -> bool:
-    """Check whether the run at `path` is of this task: a name such as 'table', or a class in any file."""
+    """Return whether a run is of this task: a name such as 'table', or a class in any file."""
     name = settings_of(path)[0].get("task.name")
     return isinstance(name, str) and (name == task or name.rpartition(":")[2].lower() == task.lower())
 
 
 def _furthest(task: str, folders: list[Path], unread: list[Path]) -> list[RunOutline]:
-    """Return the furthest copy of each run of the task below `folders`, best first; `unread` is that of `find_runs`."""
+    """Return the furthest copy of each run of the task, best first; `unread`: as in `find_runs`."""
     paths = [path for folder in folders for path in find_runs(folder, unread=unread) if _is_of(path, task)]
     outlines = [about for about in (outline(path, hashes=True) for path in paths) if about.step >= 0]
     copies = {about.run_id: about for about in sorted(outlines, key=lambda about: about.progress_key)}
@@ -31,16 +31,16 @@ def _furthest(task: str, folders: list[Path], unread: list[Path]) -> list[RunOut
 
 # %% ../../nbs/84_serving/03_attached.ipynb #attached
 def attached_runs(task: str) -> list[Run]:
-    """Return the finished runs of a task among this notebook's inputs, for `sk.predict(task, runs=…)`.
+    """Return a task's finished runs among the notebook's inputs, for `sk.predict(task, runs=…)`.
 
     Args:
-        task: Name of the task in training, such as 'table', or of its class.
+        task: Name of the task, such as 'table', or of its class.
 
     Returns:
         Finished runs, best first; without one the furthest run.
 
     Raises:
-        RequestError: If there is no run with a valid checkpoint.
+        RequestError: There is no run with a valid checkpoint.
     """
     folders = [Path(real) for _, real in input_folders(os.environ, "/")]
     unread: list[Path] = []

@@ -42,10 +42,9 @@ _PLACES = ("", "*/", "competitions/*/", "*/*/", "datasets/*/*/")  # below an inp
 
 
 def evaluation_folder(data: str | Path | None, folders: Iterable[str | Path]) -> Path:
-    """Return the folder of a competition's data that holds `kaggle_evaluation`.
+    """Return the folder of a competition's data with `kaggle_evaluation`.
 
-    `data` is the folder or the competition's slug; None: the only one below `folders`. Raise RequestError if none or
-    several are found.
+    `data`: folder or slug; None: the only one below `folders`. Raise RequestError if none or several are found.
     """
     if data is not None:
         try:
@@ -71,21 +70,20 @@ RERUN = "KAGGLE_IS_COMPETITION_RERUN"
 
 
 def is_rerun(environ: MutableMapping[str, str]) -> bool:
-    """Check whether this is a competition's rerun; an empty variable, which means no, is removed."""
+    """Return whether this is a competition's rerun; an empty variable means no, and is removed."""
     if not environ.get(RERUN):
         environ.pop(RERUN, None)
     return RERUN in environ
 
 
 def _servers_in(module: ModuleType) -> list[type]:
-    """Return the inference servers of a module."""
     classes = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
     servers = [kind for kind in classes if any(base.__name__ == "InferenceServer" for base in kind.__mro__[1:])]
     return [kind for kind in servers if not inspect.isabstract(kind)]
 
 
 def server_class(folder: Path) -> type:
-    """Return the competition's inference server. Raise RequestError if there is none, or the import fails."""
+    """Return the competition's inference server; raise RequestError if missing or not importable."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that its files hide no modules
     try:
@@ -114,7 +112,7 @@ _ONE_PROCESS = ("launch.mode=auto", "distributed.world_size=1", "dataloader.num_
 
 
 def _settings(run: Run, task: Any, words: Sequence[str], trust: bool) -> Config:
-    """Return a run's settings for answering, with `words` applied last."""
+    """Return a run's settings for answering, `words` applied last."""
     config = override(settings_to_use(run, task, trust), *_RESET)
     seen = {name: value for name, value in config.distributed.env.items() if name != "CUDA_VISIBLE_DEVICES"}
     config = replace(config, distributed=replace(config.distributed, env=seen))  # not limited to the GPU of its fold
@@ -122,7 +120,7 @@ def _settings(run: Run, task: Any, words: Sequence[str], trust: bool) -> Config:
 
 # %% ../../nbs/84_serving/02_inference_server.ipynb #b3f0a6d4
 def _chosen_runs(run: Any, runs: Any, how: Any, trust: bool) -> tuple[list[tuple[Run, float]], str]:
-    """Return the runs with weights, and the kind of average. Raise RequestError for ambiguous arguments."""
+    """Return runs with weights, and the kind of average; raise RequestError if ambiguous."""
     if (run is None) == (runs is None) or isinstance(run, (list, tuple)):
         raise RequestError("serve takes one run, or several as runs=[…].")
     if how == "rank":
@@ -133,7 +131,6 @@ def _chosen_runs(run: Any, runs: Any, how: Any, trust: bool) -> tuple[list[tuple
 
 
 def _check_serves(task: Any) -> None:
-    """Raise RequestError unless the task has `serve_dataset`."""
     made = load_task(task) if isinstance(task, str) else task
     if not provides(made, "serve_dataset"):
         raise RequestError(
@@ -145,7 +142,7 @@ def _check_serves(task: Any) -> None:
 def _answerers(
     task: Any, chosen: tuple[list[tuple[Run, float]], str], words: Sequence[str], trust: bool
 ) -> tuple[Any, RunRequest, Answerers]:
-    """Return the checked task, the request for the process, and the runs with their settings."""
+    """Return the checked task, the process's request, and the runs with settings."""
     each, how = chosen
     settings = [_settings(run, task, words, trust) for run, _ in each]
     task = resolve_task(each[0][0], task, settings[0])
@@ -157,7 +154,7 @@ def _answerers(
 
 # %% ../../nbs/84_serving/02_inference_server.ipynb #d90e4a52
 def _sample_for(task: Any, request: RunRequest, folder: Path) -> Sample | None:
-    """Return the sample submission for fallback answers; None if there is none."""
+    """Return the sample submission for fallback answers, or None."""
     made = load_task(task) if isinstance(task, str) else task
     with contextlib.suppress(Exception):  # the sample is optional
         return find_sample(made, request.config, [folder])
@@ -165,7 +162,6 @@ def _sample_for(task: Any, request: RunRequest, folder: Path) -> Sample | None:
 
 
 def _start(task: Any, request: RunRequest, answerers: Answerers) -> Worker:
-    """Start the process that answers."""
     first = answerers.each[0][0].path
     if len(answerers.each) > 1:
         folder = new_run_dir(replace(request.config, run=replace(request.config.run, name=None)), "serving")
@@ -177,7 +173,7 @@ def _start(task: Any, request: RunRequest, answerers: Answerers) -> Worker:
 
 # %% ../../nbs/84_serving/02_inference_server.ipynb #5be5d20c
 def _time_left(request: RunRequest) -> Callable[[], float | None]:
-    """Return a function for the seconds left to answer, less a margin; its result is None without a limit."""
+    """Return a function for the seconds left to answer, less a margin; None without a limit."""
     margin_s = make_budget(request.config, request.limit).parts["margin"]
 
     def left_s() -> float | None:
@@ -198,7 +194,7 @@ def _time_text(request: RunRequest, left_s: float | None) -> str:
 
 # %% ../../nbs/84_serving/02_inference_server.ipynb #9176b3a5
 def _predict_of(answers: Answers) -> Callable[..., Any]:
-    """Return the function that the gateway calls; it requires the name `predict`."""
+    """Return the gateway's function, which must be named `predict`."""
 
     def predict(*given: Any, **named: Any) -> Any:
         """Return the answer to one batch."""
@@ -208,7 +204,7 @@ def _predict_of(answers: Answers) -> Callable[..., Any]:
 
 
 def _run_gateway(server: Any, rerun: bool, data_paths: Any) -> None:
-    """Serve the competition's gateway in its rerun, otherwise run the local one."""
+    """Serve the gateway in the rerun, otherwise run the local one."""
     if rerun:
         server.serve()
     elif data_paths is None:
@@ -231,29 +227,29 @@ def serve(  # noqa: PLR0913  what a server is begun with; all but the task have 
 ) -> Served:
     """Serve a competition's evaluation API with the best checkpoints of one or several runs.
 
-    In the competition's rerun this waits for the gateway; elsewhere the local gateway sends the public rows. Once the
-    server runs, errors do not end it: batches that fail, are late or come at the session's end get the fallback answer.
+    In the rerun this waits for the gateway; elsewhere the local gateway sends the public rows. Once the server runs,
+    errors do not end it: batches that fail, are late or come at the session's end get the fallback answer.
 
     Args:
-        task: Task object or name, with `serve_dataset`. None: the task in the run's settings.
+        task: Task object or name, with `serve_dataset`. None: the run's task.
         run: The run or its folder.
-        overrides: Changed settings, such as 'watchdog.limit=12h' if the competition allows more time. Default: the
-            run's settings, except its time limit and processes.
-        runs: Several runs instead of `run`, averaged as in `sk.predict`. They are spread over all GPUs, or
-            'trainer.devices'; a model that does not answer is left out of a batch.
-        how: Kind of average or weights, as in `sk.predict`, except 'rank'; labels are voted for. Default: 'mean'.
-        data: The competition's slug or folder. Default: the only input with a `kaggle_evaluation`.
-        prior: Fallback answer: a value, {column: value}, or a function of the batch. Default: the typical value of
-            earlier answers, or of the sample submission.
-        batch_s: Seconds for one batch; gateways have allowed at least 300. Default: 240.
-        data_paths: Paths for the local gateway. Default: its own.
+        overrides: Settings such as 'watchdog.limit=12h' if the competition allows more time. Default: the run's,
+            except time limit and processes.
+        runs: Several runs, averaged as in `sk.predict` and spread over all GPUs or 'trainer.devices'; a model that
+            does not answer is left out of a batch.
+        how: Kind of average or weights, as in `sk.predict`, except 'rank'; labels are voted for.
+        data: Competition's slug or folder. Default: the only input with a `kaggle_evaluation`.
+        prior: Fallback answer: value, {column: value}, or function of the batch. Default: the typical value of earlier
+            answers, or of the sample submission.
+        batch_s: Seconds per batch; gateways have allowed at least 300.
+        data_paths: Paths for the local gateway.
         trust: As in `sk.predict`.
 
     Returns:
         Statistics of the answers.
 
     Raises:
-        RequestError: If the server cannot start.
+        RequestError: The server cannot start.
     """
     if isinstance(run, str) and "=" in run and not Path(run).exists():
         overrides, run = (run, *overrides), None

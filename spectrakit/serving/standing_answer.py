@@ -24,14 +24,14 @@ _KEPT = 2000  # values kept per column, the newest
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a Python scalar: the element of a one-element array or tensor, None for pandas' NA."""
+    """Return a Python scalar: the element of a one-element array or tensor, None for pandas' NA."""
     if hasattr(value, "item") and getattr(value, "shape", ()) in ((), (1,)):
         return value.item()
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def usual(values: Sequence[Any]) -> Any:
-    """Return the lower median of numbers, otherwise the most frequent value."""
+    """Return the numbers' lower median, otherwise the most frequent value."""
     if not (plain := [_plain(value) for value in values]):
         return 0
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) and value == value for value in plain):
@@ -40,7 +40,6 @@ def usual(values: Sequence[Any]) -> Any:
 
 
 def _parse_cell(text: str) -> Any:
-    """Return a cell of the sample submission as number or boolean if it is one."""
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):
@@ -52,7 +51,7 @@ def _parse_cell(text: str) -> Any:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #114c008c
 def rows_for(given: Sequence[Any], values: dict[str, Any]) -> Any:
-    """Return a table with one row for each row of the first given table: `values` by column, ids from the batch."""
+    """Return a table with a row per row of the first given table: `values` by column, ids from the batch."""
     tables = [columns_of_frame(value) for value in given if is_frame(value)]
     rows = len(next(iter(tables[0].values()), ()))
     ids = {name: table[name] for table in reversed(tables) for name in values if name in table}
@@ -61,19 +60,18 @@ def rows_for(given: Sequence[Any], values: dict[str, Any]) -> Any:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #c093b787
 def is_number(value: Any) -> bool:
-    """Check whether a plain value is a number."""
+    """Return whether a plain value is a number."""
     return isinstance(value, (int, float))
 
 
 def _as_number(value: Any) -> Any:
-    """Return decimals and numeric texts as numbers, other values as they are."""
     value = _plain(value)
     number = number_of(value) if isinstance(value, str) else float(value) if isinstance(value, Decimal) else None
     return value if number is None else number
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #7d10aa01
 def is_scored(value: Any, numeric: bool, blank: bool = True) -> bool:
-    """Check whether a metric can score a value: it is not missing and, if `numeric`, a finite number.
+    """Return whether a metric can score a value: present and, if `numeric`, finite.
 
     `blank` allows empty texts.
     """
@@ -86,7 +84,7 @@ def is_scored(value: Any, numeric: bool, blank: bool = True) -> bool:
 
 
 def _as_numbers(values: Sequence[Any]) -> tuple[list, str]:
-    """Return values as numbers, all integers or all floats, and a message if they had another form."""
+    """Return all integers or all floats, and a message if they had another form."""
     plain, form = [_plain(value) for value in values], ""
     if not all(value is None or type(value) in (int, float) for value in plain):
         flags = any(isinstance(value, bool) for value in plain)
@@ -98,18 +96,17 @@ def _as_numbers(values: Sequence[Any]) -> tuple[list, str]:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #7d10aa04
 def _keys(table: dict[str, list], ids: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the ids of each row as texts, integers without a decimal point."""
+    """Return each row's ids as texts, integers without a decimal point."""
     rows = zip(*(map(_plain, table[name]) for name in ids), strict=True)
     return [tuple(str(int(v) if isinstance(v, float) and v.is_integer() else v) for v in row) for row in rows]
 
 
 def _kinds(table: dict[str, list], ids: Sequence[str]) -> set[type]:
-    """Return the types of the ids."""
     return {type(_plain(value)) for name in ids for value in table[name]}
 
 
 def _in_order(mine: dict[str, list], right: dict[str, list], ids: Sequence[str]) -> tuple[dict[str, list], str]:
-    """Return the rows of `mine` in the id order of `right`, which fills gaps, and a message about corrections or ''."""
+    """Return rows of `mine` in the id order of `right`, which fills gaps, and a message or ''."""
     written, there = _keys(mine, ids), _keys(right, ids)
     if written == there and _kinds(mine, ids) <= {*_kinds(right, ids), str}:
         return mine, ""
@@ -131,13 +128,12 @@ def _in_order(mine: dict[str, list], right: dict[str, list], ids: Sequence[str])
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #7d10aa05
 def _one_row_each(right: dict[str, list], ids: Sequence[str]) -> dict[str, list]:
-    """Return the first row of each id."""
     places = list({key: at for at, key in reversed(list(enumerate(_keys(right, ids))))}.values())
     return {name: [values[at] for at in sorted(places)] for name, values in right.items()}
 
 
 def _with_rows(mine: dict[str, list], rows: int, usual_values: dict[str, Any]) -> tuple[dict[str, list], str]:
-    """Return `mine`, without ids, cut or filled to `rows`, and a message or ''. One row may stand for the batch."""
+    """Return `mine`, without ids, cut or filled to `rows`, and a message or ''. One row may stand for all."""
     here = len(next(iter(mine.values()), ()))
     if here in (1, rows):
         return mine, ""
@@ -146,7 +142,7 @@ def _with_rows(mine: dict[str, list], rows: int, usual_values: dict[str, Any]) -
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #5b0e7c11
 def check_prior(prior: Any, columns: Sequence[str]) -> None:
-    """Raise RequestError unless `prior` can fill rows of a table with these `columns`."""
+    """Raise RequestError unless `prior` can fill rows with these `columns`."""
     if isinstance(prior, (list, tuple, set)):
         raise RequestError(f"prior={prior!r} is not a value for each row. Write one, {{column: value}}, or a function.")
     for name in prior if isinstance(prior, dict) else ():
@@ -156,14 +152,14 @@ def check_prior(prior: Any, columns: Sequence[str]) -> None:
 
 
 def value_for(name: str, prior: Any, values: dict[str, list]) -> Any:
-    """Return the value for a column: that of `prior`, otherwise the typical one of `values`."""
+    """Return a column's value: of `prior`, otherwise typical of `values`."""
     if prior is None or callable(prior) or (isinstance(prior, dict) and name not in prior):
         return usual(values.get(name, ()))
     return prior[name] if isinstance(prior, dict) else prior
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #5b0e7c14
 def _facts_of(sample: Sample) -> tuple[dict[str, list], tuple[str, ...], bool]:
-    """Return a sample submission's values by column, its id columns, and whether each id has one row."""
+    """Return a sample's values by column, id columns, and whether each id has one row."""
     sheet = sample.sheet
     columns = dict(zip(sheet.columns, zip(*sheet.rows, strict=True), strict=False))
     values = {name: [_parse_cell(text.strip()) for text in texts[:_KEPT]] for name, texts in columns.items()}
@@ -176,12 +172,12 @@ class StandingAnswer:
     """Fallback answers.
 
     Args:
-        prior: A value for each row, {column: value}, or a function of the batch. Default: typical values.
-        sample: Sample submission, which must have the columns of `prior`. Default: none.
-        is_table: Whether answers are tables. Default: True.
+        prior: Value for each row, {column: value}, or function of the batch. Default: typical values.
+        sample: Sample submission, which must have the columns of `prior`.
+        is_table: Whether answers are tables.
 
     Raises:
-        RequestError: If `prior` does not fit.
+        RequestError: `prior` does not fit.
     """
 
     def __init__(self, prior: Any = None, sample: Sample | None = None, is_table: bool = True):
@@ -199,7 +195,7 @@ class StandingAnswer:
             check_prior(prior, list(self.values))
 
     def learn(self, answer: Any) -> None:
-        """Record the form and values of a predicted answer."""
+        """Record form and values of a predicted answer."""
         self.is_table = is_frame(answer)
         columns = columns_of_frame(answer) if self.is_table else {"": [answer]}
         before = self.values if self.values.keys() == columns.keys() else {}
@@ -219,7 +215,7 @@ class StandingAnswer:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #8c0beac0
 def _with_ids(mine: dict[str, list], fills: dict[str, list], standing: StandingAnswer) -> tuple[dict[str, list], str]:
-    """Return the rows of `mine` for the batch's ids in `fills`, and a message or ''."""
+    """Return rows of `mine` for the batch's ids in `fills`, and a message or ''."""
     repeated = len({*_keys(fills, standing.ids)}) < len(fills[standing.ids[0]])
     if repeated and standing.one_row_each and len({*(keys := _keys(mine, standing.ids))}) == len(keys):
         fills = _one_row_each(fills, standing.ids)
@@ -227,7 +223,7 @@ def _with_ids(mine: dict[str, list], fills: dict[str, list], standing: StandingA
 
 
 def _add_ids(mine: dict[str, list], fills: dict[str, list], standing: StandingAnswer, has_ids: bool) -> str | None:
-    """Add missing id columns of the batch to `mine`; return a column that is still missing, or None."""
+    """Add the batch's missing id columns to `mine`; return a column still missing, or None."""
     rows = len(next(iter(mine.values()), ()))
     for name in standing.columns or mine:
         if name not in mine:
@@ -240,7 +236,7 @@ def _add_ids(mine: dict[str, list], fills: dict[str, list], standing: StandingAn
 def _repaired_column(
     name: str, values: list, fills: list, standing: StandingAnswer, usual_value: Any
 ) -> tuple[list, list[str]]:
-    """Return a column that a metric can score, and messages. Gaps are filled from `fills`, or with `usual_value`."""
+    """Return a column that a metric can score, and messages; gaps come from `fills` or `usual_value`."""
     numeric, blank, form = standing.columns.get(name, False), name in standing.blank or not standing.columns, ""
     if numeric:
         values, form = _as_numbers(values)
@@ -256,7 +252,7 @@ def _repaired_column(
 def _repaired_table(
     answer: Any, right: Any, standing: StandingAnswer, given: Sequence[Any]
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the table `answer` with the columns, rows and finite values of `right`, and messages."""
+    """Return `answer` with columns, rows and finite values of `right`, and messages."""
     mine, fills, wrong = columns_of_frame(answer), columns_of_frame(right), list[str]()
     kinds = standing.columns or {name: False for name in mine}
     has_ids = all(any(is_frame(table) and name in map(str, table.columns) for table in given) for name in standing.ids)
@@ -279,8 +275,8 @@ def _repaired_table(
 def mend(standing: StandingAnswer, answer: Any, given: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
     """Return an answer that the gateway can score, and messages about repairs.
 
-    Missing rows and invalid values of `answer` are taken from the fallback; so is the whole answer if a column is
-    missing. `given` is the batch.
+    Missing rows and invalid values of `answer` come from the fallback; so does all of it if a column is missing.
+    `given`: the batch.
     """
     if hasattr(answer, "collect") or hasattr(answer, "to_frame"):  # a lazy frame, or one column
         table = answer.collect() if hasattr(answer, "collect") else answer.to_frame()

@@ -61,10 +61,10 @@ def _limit_for(config: Config, platform: Platform, began: float | None) -> TimeL
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #dad2be8f
 def time_limit(config: Config, platform: Platform, began: float | None = None) -> TimeLimit:
-    """Return the limit of a run: watchdog.limit, or else the platform's, or an earlier watchdog.deadline.
+    """Return a run's limit: watchdog.limit or the platform's, or an earlier watchdog.deadline.
 
-    `began` is the start of the run in unix seconds, for watchdog.since=run (default: now). Raises RequestError for
-    an invalid value.
+    `began`: start of the run in unix seconds, for watchdog.since=run (default: now). Raise RequestError for an invalid
+    value.
     """
     limit, deadline = _limit_for(config, platform, began), config.watchdog.deadline
     if deadline is None or (moment := parse_moment(deadline)) >= limit.end:
@@ -100,7 +100,7 @@ def _unmeasured_parts(whole: float | None, grace_s: float | None) -> dict[str, f
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #3934cf60
 def _held_back_s(budget: "Budget") -> float:
-    """Return the seconds to reserve: the user's setting or the sum of the parts; 0 without a limit."""
+    """Return the seconds to reserve: the user's, or the sum of the parts; 0 without a limit."""
     if budget.ends is None:
         return 0.0
     return sum(budget.parts.values()) if budget.fixed_reserve_s is None else budget.fixed_reserve_s
@@ -108,7 +108,7 @@ def _held_back_s(budget: "Budget") -> float:
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #baf6183c
 @dataclass(frozen=True)
 class Cost:
-    """Duration in seconds of a repeated task; its first time may include compiling."""
+    """Seconds of a repeated task; its first time may include compiling."""
 
     first_s: float = 0.0
     each_s: float = 0.0  # longest later time; before, the estimate or the first time
@@ -135,12 +135,12 @@ class Budget:
     """Time left for training, with a measured reserve.
 
     Args:
-        limit: the time limit
-        ends: end by `clock` (default: from the limit and the wall clock)
-        reserve_s: fixed reserve in seconds instead of the measured one (default: none)
-        grace_s: watchdog.grace in seconds (default: 2 % of the limit, 2 to 60)
-        clock: monotonic seconds
-        wall: unix seconds
+        limit: Time limit.
+        ends: End by `clock`. Default: from the limit and the wall clock.
+        reserve_s: Fixed reserve in seconds instead of the measured one.
+        grace_s: watchdog.grace in seconds. Default: 2 % of the limit, 2 to 60.
+        clock: Monotonic seconds.
+        wall: Unix seconds.
     """
 
     def __init__(
@@ -185,14 +185,14 @@ class Budget:
         return self._reserve_s
 
     def should_stop(self) -> bool:
-        """Check whether training must end now."""
+        """Return whether training must end now."""
         return self.ends is not None and self.ends - self.clock() <= self._reserve_s
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #23a2fc04
 def make_budget(config: Config, limit: TimeLimit, ends: float | None = None) -> Budget:
-    """Return the budget of a run with watchdog.reserve and watchdog.grace of `config`.
+    """Return a run's budget with watchdog.reserve and watchdog.grace.
 
-    `ends` is the end by the monotonic clock (default: from `limit`). An inline run has no supervisor and so no grace.
+    `ends`: end by the monotonic clock. An inline run has no supervisor and so no grace.
     """
     c = config.watchdog
     grace = 0.0 if config.launch.mode == "inline" else None if c.grace is None else parse_duration(c.grace)
@@ -206,15 +206,15 @@ def usable_s(budget: Budget) -> float | None:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #7709b000
 def after_s(budget: Budget) -> float:
-    """Return the seconds reserved for the time after the training process."""
+    """Return the seconds reserved after the training process."""
     parts_s = sum(budget.parts[name] for name in _AFTER)
     return parts_s if budget.fixed_reserve_s is None or budget.hurried else min(parts_s, budget.fixed_reserve_s)
 
 
 def fits(budget: Budget, kind: str, seconds: float | None = None) -> bool:
-    """Check whether a task that begins now leaves enough time for later ones.
+    """Return whether a task that begins now leaves enough time for later ones.
 
-    `kind` is eval, save or epoch; `seconds` its duration (default: as measured).
+    `kind`: eval, save or epoch; `seconds`: its duration (default: as measured).
     """
     left = budget.left_s()
     if left is None:
@@ -227,12 +227,12 @@ def fits(budget: Budget, kind: str, seconds: float | None = None) -> bool:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #2b3c3359
 def kill_at(budget: Budget) -> float | None:
-    """Return the time by the monotonic clock at which the training process must be gone; None without a limit."""
+    """Return the monotonic time at which the training process must be gone; None without a limit."""
     return None if budget.ends is None else budget.ends - after_s(budget)
 
 
 def hurry(budget: Budget, seconds: float) -> None:
-    """Shorten the budget to `seconds`, because the system ends this process; only a save remains reserved."""
+    """Shorten the budget to `seconds` when the system ends this process; only a save stays reserved."""
     ends = budget.clock() + seconds
     budget.ends, budget.hurried = ends if budget.ends is None else min(ends, budget.ends), True
     for name in (*_AFTER, "grace"):
@@ -249,7 +249,7 @@ def short_time(seconds: float) -> str:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #2349aa7c
 def reserved_parts(budget: Budget) -> dict[str, float]:
-    """Return the reserved seconds by name, in the order of use."""
+    """Return reserved seconds by name, in order of use."""
     if budget.fixed_reserve_s is not None:
         return {"watchdog.reserve": budget.fixed_reserve_s}
     return {PARTS[name]: seconds for name, seconds in budget.parts.items() if seconds > 0}
@@ -274,12 +274,12 @@ def planned_steps(plan: str, done: int, asked: int, steps_per_epoch: int, usable
     """Return the total of optimizer steps that fit into the time, at least one more than `done`.
 
     Args:
-        plan: watchdog.plan; fit_epochs prefers whole epochs
-        done: steps so far
-        asked: steps in the settings, the maximum
-        steps_per_epoch: steps in an epoch
-        usable: seconds for training; None without a limit
-        step_s: seconds of a step with its share of evaluations and saves
+        plan: watchdog.plan; fit_epochs prefers whole epochs.
+        done: Steps so far.
+        asked: Steps in the settings, the maximum.
+        steps_per_epoch: Steps in an epoch.
+        usable: Seconds for training; None: no limit.
+        step_s: Seconds of a step with its share of evaluations and saves.
     """
     if plan == "stop" or usable is None or step_s <= 0:
         return asked
@@ -298,10 +298,10 @@ def schedule_pace(position: float, done: int, asked: int, total: int) -> float:
     """Return how far the schedule advances with each step; 1 if all steps fit.
 
     Args:
-        position: position of the schedule, of `asked` steps
-        done: steps so far
-        asked: steps in the settings
-        total: steps that fit
+        position: Position of the schedule, of `asked` steps.
+        done: Steps so far.
+        asked: Steps in the settings.
+        total: Steps that fit.
     """
     return (asked - position) / max(1, total - done)
 
@@ -334,9 +334,9 @@ class NoTimeLeft(RequestError):
 
 
 def check_time(config: Config, platform: Platform, limit: TimeLimit | None = None) -> None:
-    """Raise NoTimeLeft if the time limit is over or all time left is reserved.
+    """Raise NoTimeLeft if the limit is over or all time left is reserved.
 
-    `limit` is the time limit, if known (default: from `config` and `platform`).
+    `limit`: if known. Default: from `config` and `platform`.
     """
     limit = time_limit(config, platform) if limit is None else limit
     if limit.limit_s is None:

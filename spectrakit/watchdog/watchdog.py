@@ -44,7 +44,7 @@ _FAR = 2**62  # step of a rank that has left, so that others do not wait
 _EVERY = 50  # calls between two exchanges over the network
 
 # %% ../../nbs/20_watchdog/01_watchdog.ipynb #e9650093
-def _meet_others() -> tuple[Exchange | None, Heartbeat | None]:
+def _join_ranks() -> tuple[Exchange | None, Heartbeat | None]:
     """Return all ranks, and this one's heartbeat if they share a machine; (None, None) for one process."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -59,7 +59,7 @@ class Agreement:
     """Agreement of the ranks of torch.distributed at the same call."""
 
     def __init__(self) -> None:
-        self.ranks, self.heartbeat = _meet_others()  # None: one process; None: several machines
+        self.ranks, self.heartbeat = _join_ranks()  # None: one process; None: several machines
 
     def propose(self, step: int, code: int) -> int:
         """Propose `code` before call `step`; return the code to act on at once, for one process."""
@@ -72,7 +72,7 @@ class Agreement:
         return 0
 
     def decide(self, step: int, proposal: Callable[[], int]) -> int:
-        """Return the code for all ranks at call `step`, or 0. `proposal` returns this rank's code."""
+        """Return the code for all ranks at call `step`, or 0; `proposal` returns this rank's."""
         if self.heartbeat is not None:
             return agreed(self.heartbeat, step) if self.heartbeat.step(step) else 0
         if self.ranks is None or step % _EVERY:
@@ -80,7 +80,7 @@ class Agreement:
         return functools.reduce(operator.or_, self.ranks.gather(proposal()))
 
     def leave(self, failed: bool) -> None:
-        """Leave the agreement, so that other ranks do not wait; report whether this one failed."""
+        """Leave the agreement, so that others do not wait; report whether this rank failed."""
         if self.heartbeat is None:
             return
         if failed:
@@ -93,7 +93,7 @@ def _config(limit: str | None, deadline: str | None, since: str, reserve: str | 
     return replace(Config(), watchdog=watchdog, launch=LaunchConfig(mode="inline"))
 
 # %% ../../nbs/20_watchdog/01_watchdog.ipynb #af2c4de5
-def _asked_for(budget: Budget, terminated: bool, stop_file: Path | None) -> int:
+def _flags(budget: Budget, terminated: bool, stop_file: Path | None) -> int:
     """Return this rank's flags: for SIGTERM (`terminated`), an existing `stop_file`, or the time limit."""
     code = STOP | HURRY if terminated else TIME if budget.should_stop() else 0
     return code | STOP if stop_file is not None and stop_file.exists() else code
@@ -116,18 +116,18 @@ def _check_kind(kind: str) -> None:
 class Watchdog:
     """Time limit for any loop: `with Watchdog("9h") as w:` and `if w.should_stop(): break` once a step.
 
-    All ranks of torch.distributed stop at the same call of `should_stop`, which each must call equally often.
-    SIGTERM also stops the loop; code after the block runs in the time that the system allows.
+    All ranks of torch.distributed stop at the same call of `should_stop`, which each must call equally often. SIGTERM
+    also stops the loop; code after the block runs in the time that the system allows.
 
     Args:
-        limit: a duration such as 8h30m (default: the platform's)
-        deadline: a moment such as 2026-11-21T17:30; the earlier end counts (default: none)
-        since: start of `limit`, "session" or "run" (default: "session")
-        reserve: duration to reserve (default: the sum of `measure` and `hold`, and a margin)
-        stop_file: a file that stops the loop when created (default: none)
+        limit: Duration such as 8h30m. Default: the platform's.
+        deadline: Moment such as 2026-11-21T17:30; the earlier end counts.
+        since: Start of `limit`, "session" or "run".
+        reserve: Duration to reserve. Default: the sum of `measure` and `hold`, and a margin.
+        stop_file: File that stops the loop when created.
 
     Raises:
-        RequestError: invalid value, or no time left
+        RequestError: An invalid value, or no time left.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class Watchdog:
         return bool(code)
 
     def _proposal(self) -> int:
-        return _asked_for(self.budget, bool(self._terminated), self.stop_file)
+        return _flags(self.budget, bool(self._terminated), self.stop_file)
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Measure the block, an 'eval', 'save', 'predict' or 'submit', and reserve time for one more.
+        """Measure the block, and reserve time for one more.
 
         Args:
             kind: 'eval', 'save', 'predict' or 'submit'.
@@ -197,7 +197,7 @@ class Watchdog:
         self._last += time.monotonic() - began  # not part of a step
 
     def hold(self, kind: str, seconds: float) -> None:
-        """Reserve `seconds` for 'eval', 'save', 'start', 'predict' or 'submit'; raise RequestError for other kinds.
+        """Reserve `seconds`; raise RequestError for other kinds.
 
         Args:
             kind: 'eval', 'save', 'start', 'predict' or 'submit'.
@@ -206,12 +206,11 @@ class Watchdog:
         self.budget.expect(kind, seconds, at_least=True)
 
     def fits(self, kind: str, seconds: float | None = None) -> bool:
-        """Return whether an 'eval', 'save' or 'epoch' would end in time. For one process.
-
-        `seconds` is its duration (default: as measured).
+        """Return whether a task would end in time. For one process.
 
         Args:
             kind: 'eval', 'save' or 'epoch'.
+            seconds: Its duration. Default: as measured.
         """
         return fits(self.budget, kind, seconds)
 

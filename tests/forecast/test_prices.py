@@ -2,7 +2,7 @@
 
 import pytest
 
-from spectrakit.forecast.prices import cost, price_of, prices
+from spectrakit.forecast.prices import price_of, prices
 from spectrakit.system.errors import RequestError
 from spectrakit.system.hardware import Gpu
 
@@ -16,10 +16,6 @@ def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "profiles").mkdir()
     return (tmp_path / "profiles" / "prices.yaml").write_text
-
-
-def test_one_hundred_epochs_of_fifteen_minutes_cost_what_the_review_says(own):
-    assert cost(100 * 15 / 60, price_of([A100]).dollars) == pytest.approx(139.75)
 
 
 def test_ones_own_price_wins_and_what_stands_in_no_table_has_none(own):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaCon
 import tiny_lm
 from spectrakit.config.compose import compose
 from spectrakit.lm.language_model import LanguageModel
-from spectrakit.lm.pretrained import check_apart
+from spectrakit.lm.pretrained import check_separation
 from spectrakit.system.errors import RequestError
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -47,7 +47,7 @@ def test_the_logits_of_a_packed_document_are_those_of_it_alone(tmp_path, family,
                 count += last - first - 1
         loss = task.loss(model, batch)
     assert int(loss.weight) == count and float(loss.value) == pytest.approx(float(summed), rel=1e-5)
-    check_apart(model)
+    check_separation(model)
 
 
 def test_by_default_they_attend_to_each_other_and_the_rows_hold_the_same_tokens(tmp_path):
@@ -64,7 +64,7 @@ def test_a_model_that_cannot_keep_them_apart_is_refused():
     shape = {"vocab_size": 80, "hidden_size": 32}
     for config in (BloomConfig(**shape, n_layer=2, n_head=2), MambaConfig(**shape, num_hidden_layers=1)):
         with pytest.raises(RequestError, match="task.across_documents=false is not possible with (Bloom|Mamba)"):
-            check_apart(AutoModelForCausalLM.from_config(config))
+            check_separation(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize(("lengths", "seq_len"), [("padded", 8), ("dynamic", 16), ("dynamic", 500), ("packed", 8)])

@@ -24,7 +24,6 @@ _ONLY_SLURM = ("partition", "account", "qos", "constraint", "cores", "memory")
 
 # %% ../../../nbs/94_cli/03_commands/08_cloud.ipynb #26f265e3
 def _cloud_parser() -> Parser:
-    """Return the parser of `spectrakit cloud init`."""
     parser = make_parser(
         "cloud init",
         "Write a folder that trains TASK at a PLACE: an app for Modal, a batch job for SLURM, or a session for Colab's "
@@ -34,36 +33,28 @@ def _cloud_parser() -> Parser:
   spectrakit cloud init slurm my-run --task coffee --gpus 4 --partition gpu --hours 12
   spectrakit cloud init colab my-run --task coffee --gpu L4""",
     )
-    parser.add_argument("place", metavar="PLACE", help=f"one of {', '.join(_PLACES)}")
-    parser.add_argument("folder", metavar="DIR", help="folder to write; made if missing")
-    parser.add_argument("--task", default="coffee", metavar="TASK", help="a built-in name or file.py:Name")
-    parser.add_argument("--name", metavar="NAME", help="name of the app, job or session; default: the folder's")
-    parser.add_argument("--profile", metavar="NAME", help="trainer profile; default: a100, gpu, kaggle")
-    parser.add_argument("--gpu", metavar="NAME", help="GPU; default: A100-80GB at Modal, T4 at Colab")
-    parser.add_argument(
-        "--hours", type=float, metavar="H", help="time limit in hours; default: 30 in all, 24 per job, 11 per session"
+    parser.option("place", "PLACE", f"one of {', '.join(_PLACES)}")
+    parser.option("folder", "DIR", "folder to write; made if missing")
+    parser.option("--task", "TASK", "a built-in name or file.py:Name", default="coffee")
+    parser.option("--name", "NAME", "name of the app, job or session; default: the folder's")
+    parser.option("--profile", "NAME", "trainer profile; default: a100, gpu, kaggle")
+    parser.option("--gpu", "NAME", "GPU; default: A100-80GB at Modal, T4 at Colab")
+    parser.option("--hours", "H", "time limit in hours; default: 30 in all, 24 per job, 11 per session", type=float)
+    parser.option(
+        "--data", "NAME", "a volume at Modal, mounted as /data, or a folder of Drive at Colab, such as MyDrive/spectra"
     )
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="a volume at Modal, mounted as /data, or a folder of Drive at Colab, such as MyDrive/spectra",
+    parser.option(
+        "--env-from", "NAME", "a secret of Modal, which becomes environment variables; may be repeated", repeated=True
     )
-    parser.add_argument(
-        "--env-from",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a secret of Modal, which becomes environment variables; may be repeated",
-    )
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="SLURM: GPUs of one machine; default: 1")
+    parser.option("--gpus", "N", "SLURM: GPUs of one machine; default: 1", type=int, default=1)
     for name in _ONLY_SLURM:
-        parser.add_argument(f"--{name}", metavar="TEXT", help=f"SLURM: {name}")
-    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+        parser.option(f"--{name}", "TEXT", f"SLURM: {name}")
+    parser.flag("--force", "overwrite existing files")
     return parser
 
 # %% ../../../nbs/94_cli/03_commands/08_cloud.ipynb #b9cbb790
 def _init(options: Namespace) -> tuple[list[Path], list[str]]:
-    """Write the folder; return its files and the next commands. RequestError if an option is not valid."""
+    """Write the folder; return its files and the next commands."""
     from spectrakit.cloud.cloud_job import CloudJob, name_of
     from spectrakit.config.compose import compose
     from spectrakit.system.errors import RequestError, did_you_mean

@@ -19,12 +19,6 @@ def _run_names(groups: bool = False) -> list[str]:
     return run_names(groups)
 
 
-def _tasks() -> list[str]:
-    from spectrakit.launch.job import BUILT_IN
-
-    return list(BUILT_IN)
-
-
 def _profile_names() -> list[str]:
     from spectrakit.config.profile_files import profiles
 
@@ -32,7 +26,7 @@ def _profile_names() -> list[str]:
 
 
 def _keys(begun: str) -> list[str]:
-    """Return profile groups and settings: blocks first, then the settings of the typed block."""
+    """Return profile groups and settings: blocks first, then settings of the typed block."""
     from spectrakit.config.profile_files import profiles
     from spectrakit.config.schema import settings
 
@@ -43,7 +37,7 @@ def _keys(begun: str) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/12_completion.ipynb #1e456ff7
 def _values(key: str) -> list[str]:
-    """Return `key=value` for each profile of a group, or each choice of a setting."""
+    """Return `key=value` for a group's profiles or a setting's choices."""
     from spectrakit.config.profile_files import profiles
     from spectrakit.config.schema import settings
 
@@ -63,20 +57,17 @@ _OF_SETTINGS = _OF_TASKS | {"resume", "explain"}
 
 
 def candidates(line: str, commands: Sequence[str]) -> list[str]:
-    """Return the completions of the last word of `line`.
-
-    `line`: command line with the program's name. `commands`: all commands.
-    """
+    """Return completions of the last word of `line`, which begins with the program's name."""
     words = line.split()[1:] + ([""] if line.endswith((" ", "\t")) else [])
     if len(words) < 2:
         possible: list[str] = list(commands)
     else:
-        possible = _after(words[0], words[1:])
+        possible = _completions_after(words[0], words[1:])
     return sorted(word for word in dict.fromkeys(possible) if word.startswith(words[-1] if words else ""))
 
 
-def _after(command: str, words: list[str]) -> list[str]:
-    """Return the completions after a command; `words` follow it, the last may be incomplete."""
+def _completions_after(command: str, words: list[str]) -> list[str]:
+    """Return completions after a command; the last of `words` may be incomplete."""
     word = words[-1]
     if command == "profiles":
         return _profile_names()
@@ -92,7 +83,10 @@ def _after(command: str, words: list[str]) -> list[str]:
         if command in _OF_RUNS and (not named or command in ("compare", "predict"))
         else []
     )
-    candidates += _tasks() if command in _OF_TASKS and not named else []
+    if command in _OF_TASKS and not named:
+        from spectrakit.launch.job import BUILT_IN
+
+        candidates += BUILT_IN
     return candidates + (_keys(word) if command in _OF_SETTINGS else [])
 
 # %% ../../../nbs/94_cli/03_commands/12_completion.ipynb #2586032c
@@ -129,9 +123,7 @@ def completion(arguments: Sequence[str]) -> int:
   spectrakit completion zsh >> ~/.zshrc     # behind its compinit""",
     )
     parser.add_argument("shell", choices=("bash", "zsh", "bash-words", "zsh-words"), metavar="bash | zsh")
-    parser.add_argument(
-        "line", nargs="?", default="", metavar="LINE", help="text before the cursor, passed by the script"
-    )
+    parser.option("line", "LINE", "text before the cursor, passed by the script", nargs="?", default="")
     options = parser.parse_args(arguments)
     if options.shell in ("bash", "zsh"):
         print_text({"bash": BASH, "zsh": ZSH}[options.shell])

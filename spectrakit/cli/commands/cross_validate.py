@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..output import EXIT_STATUS, interrupt_on_sigterm, print_text, say_at_once
-from ..parsing import Command, Parser, add_trust, make_parser, split_words
+from ..parsing import Command, requested, task_parser
 
-# %% ../../../nbs/94_cli/03_commands/09_cross_validate.ipynb #2fb23123
-def _cross_validate_parser() -> Parser:
-    """Return the parser of `spectrakit cross-validate`."""
-    parser = make_parser(
+# %% ../../../nbs/94_cli/03_commands/09_cross_validate.ipynb #a2a4380f
+def cross_validate(arguments: Sequence[str]) -> int:
+    """Train once per fold, and score the held-out samples."""
+    parser = task_parser(
         "cross-validate",
         "Train TASK once per fold, with that part of the training samples held out. Prints the score of every fold, "
         "their mean, the score of all out-of-fold predictions, and writes the mean of the test predictions.",
@@ -25,29 +25,16 @@ def _cross_validate_parser() -> Parser:
   spectrakit cross-validate my_task.py:Mine trainer=kaggle folds.kind=group --predict submission.csv
   spectrakit cross-validate my_task.py:Mine trainer=kaggle folds.kind=group --resume auto""",
     )
-    parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    parser.add_argument("--resume", metavar="DIR", help="auto, or the folder of an earlier one to continue")
-    parser.add_argument("--predict", metavar="FILE", help="write the mean of the test predictions as CSV")
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
-    return parser
-
-# %% ../../../nbs/94_cli/03_commands/09_cross_validate.ipynb #a2a4380f
-def cross_validate(arguments: Sequence[str]) -> int:
-    """Train once per fold, and score the held-out samples."""
-    options = _cross_validate_parser().parse_intermixed_args(arguments)
+    parser.option("--resume", "DIR", "auto, or the folder of an earlier one to continue")
+    parser.option("--predict", "FILE", "write the mean of the test predictions as CSV")
+    parser.flag("--json", "for programs")
+    options = parser.parse_intermixed_args(arguments)
     if not options.json:
         say_at_once(f"{' '.join(options.words) or 'cross-validate'}: composing the settings, looking at the samples …")
-    from spectrakit.launch.consent import consented_file
-    from spectrakit.system.errors import RequestError
     from spectrakit.tuning.cross_validation import cross_validate as train_folds
     from spectrakit.tuning.cross_validation import summary_of
 
-    task, overrides = split_words(options.words)
-    config = consented_file(options.config, overrides, options.trust, task)
-    if not (task := task or config.task.get("name")):
-        raise RequestError("No task was named. Write one first, such as spectrakit cross-validate digits.")
+    task, config = requested(options.words, options, "cross-validate")
     interrupt_on_sigterm()
     predict = None if options.predict is None else Path(options.predict)
     more = {"resume": options.resume, "predict": predict, "show": not options.json, "trust": options.trust}

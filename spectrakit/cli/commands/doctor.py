@@ -23,6 +23,7 @@ from typing import Any
 
 from ..output import print_text
 from ..parsing import Command, make_parser
+from ...kaggle.offline.installer import DISTRIBUTION, version_here
 from ...system.files import storage_problem
 from ...system.platforms.detect import detect
 from ...system.platforms.platform import Platform
@@ -34,10 +35,10 @@ class Finding:
     """Result of one check.
 
     Args:
-        name: subject, such as 'torch'.
+        name: Subject, such as 'torch'.
         state: 'ok', 'warning' (a run works, with less) or 'error' (a run fails).
-        text: the finding.
-        fix: line to type, or '' (default).
+        text: The finding.
+        fix: Line to type, or ''.
     """
 
     name: str
@@ -76,16 +77,15 @@ class About:
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #ff5d961c
 def package_findings() -> list[Finding]:
-    """Return the versions of this package, Python and the requirements; an error for each that does not fit."""
+    """Return the versions of package, Python and requirements; an error for each that does not fit."""
     from packaging.requirements import Requirement
 
     from spectrakit import __version__
-    from spectrakit.kaggle.offline.install_cell import others_in_our_folder
-    from spectrakit.kaggle.offline.installer import DISTRIBUTION
+    from spectrakit.kaggle.offline.install_cell import foreign_distributions
 
     python = f"{sys.version.split()[0]} at {sys.executable}"
     findings = [Finding("spectrakit", "ok", __version__), Finding("Python", "ok", python)]
-    for owner in others_in_our_folder():
+    for owner in foreign_distributions():
         fix = f"pip uninstall {owner.split()[0]}, then install {DISTRIBUTION} again"
         findings.append(Finding("same folder", "error", f"{owner} has files in spectrakit's folder", fix))
     try:
@@ -96,20 +96,13 @@ def package_findings() -> list[Finding]:
     for need in required:
         if need.marker and not need.marker.evaluate({"extra": ""}):
             continue
-        found = _version(need.name)
+        found = version_here(need.name)
         if found is None or not need.specifier.contains(found, prereleases=True):
             text = f"{need.name} {found or 'is missing'}; needed: {need.specifier}"
             findings.append(Finding("packages", "error", text, f"pip install '{need.name}{need.specifier}'"))
         else:
             fitting.append(f"{need.name} {found}")
     return [*findings, Finding("packages", "ok", ", ".join(fitting))]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #292c336e
 _ASK_TORCH = """
@@ -122,10 +115,10 @@ print(json.dumps(told))
 
 
 def torch_facts(timeout_s: float = 120.0) -> dict[str, Any]:
-    """Return version, CUDA, availability, GPUs and NCCL of torch, from a new process; `error` if it fails.
+    """Return torch's version, CUDA, availability, GPUs and NCCL, from a new process; `error` if it fails.
 
     Args:
-        timeout_s: time for the import, in seconds (default 120).
+        timeout_s: Seconds for the import.
     """
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout_s)
@@ -142,11 +135,11 @@ def _last(text: str) -> str:
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #3426c633
 def torch_findings(facts: dict[str, Any], platform: Platform) -> list[Finding]:
-    """Return the findings about torch and the GPUs.
+    """Return findings about torch and GPUs.
 
     Args:
-        facts: result of `torch_facts`.
-        platform: this machine.
+        facts: Of `torch_facts`.
+        platform: This machine.
     """
     if "error" in facts:
         return [Finding("torch", "error", f"cannot be imported: {facts['error']}", "pip install torch")]
@@ -170,12 +163,12 @@ LEAST_SHARED_BYTES, LEAST_DISK_BYTES, LEAST_OPEN_FILES, MOST_DRIFT_S = GIB, 5 * 
 
 
 def memory_findings(platform: Platform, shared_bytes: int | None, open_files: int | None) -> list[Finding]:
-    """Return the findings about memory, shared memory and open files.
+    """Return findings about memory, shared memory and open files.
 
     Args:
-        platform: this machine.
-        shared_bytes: size of /dev/shm (None: unknown).
-        open_files: most files that a process may open (None: unknown).
+        platform: This machine.
+        shared_bytes: Size of /dev/shm (None: unknown).
+        open_files: Most files that a process may open (None: unknown).
     """
     swap = f", swap {platform.swap_gib:.1f} GiB"
     findings = [Finding("memory", "ok", f"{platform.memory_gib:.1f} GiB{swap}, {platform.cores} cores")]
@@ -202,11 +195,11 @@ def _open_files() -> int | None:
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #49f06ce7
 def folder_findings(folder: str, free_bytes: int) -> list[Finding]:
-    """Return the findings about the folder of results: space, permission, locks, the clock of its disk.
+    """Return findings about space, permission, locks and clock of the results' disk.
 
     Args:
-        folder: folder of results.
-        free_bytes: bytes that may be written there.
+        folder: Folder of results.
+        free_bytes: Bytes that may be written there.
     """
     if problem := storage_problem(folder):
         return [Finding("disk", "error", f"{folder} {problem}", "run.dir=FOLDER on another disk")]
@@ -235,8 +228,8 @@ def clock_finding(drift_s: float, now: float) -> Finding:
     """Return the finding about the clock.
 
     Args:
-        drift_s: time of a new file minus the time here, in seconds.
-        now: time here, in Unix seconds.
+        drift_s: Time of a new file minus the time here, in seconds.
+        now: Time here, in Unix seconds.
     """
     import spectrakit
 
@@ -259,12 +252,8 @@ _VARIABLES = {  # name, value that matters: effect
 
 
 def environment_findings(environ: Any) -> list[Finding]:
-    """Return the findings about ipywidgets and about exported variables.
-
-    Args:
-        environ: environment variables.
-    """
-    widgets = _version("ipywidgets")
+    """Return findings about ipywidgets and exported variables."""
+    widgets = version_here("ipywidgets")
     missing = Finding("widgets", "ok", "ipywidgets is missing: the form is text", "pip install ipywidgets")
     findings = [Finding("widgets", "ok", f"ipywidgets {widgets}") if widgets else missing]
     for (name, value), effect in _VARIABLES.items():
@@ -274,7 +263,7 @@ def environment_findings(environ: Any) -> list[Finding]:
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #e4650d87
 def about() -> About:
-    """Return versions and problems of this machine, for you and for bug reports; names no secret."""
+    """Return versions and problems of this machine, for bug reports; names no secret."""
     platform = detect()
     mode = f"{platform.name}, {platform.mode}, {platform.flavour}"
     findings = [
@@ -299,7 +288,7 @@ def doctor(arguments: Sequence[str]) -> int:
   spectrakit doctor
   spectrakit doctor --json""",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.flag("--json", "for programs")
     options = parser.parse_args(arguments)
     found = about()
     print_text(json.dumps(found.to_dict()) if options.json else found, fold=not options.json)

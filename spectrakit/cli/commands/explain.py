@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/94_cli/03_commands/06_explain.ipynb #c485612a
 def _is_setting(word: str) -> bool:
-    """Check whether a word names a setting, rather than a task, a file or key=value."""
+    """Return whether a word names a setting, not a task, file or key=value."""
     from spectrakit.config.aliases import meant_setting
     from spectrakit.config.schema import settings
 
@@ -30,7 +30,7 @@ def _is_setting(word: str) -> bool:
 
 
 def _explanation(options: Namespace) -> "Explanation | SettingHelp":
-    """Return the description of a setting if it is the only word, else of the configuration."""
+    """Return the description of the single setting, else of the configuration."""
     from spectrakit.config.compose import compose
     from spectrakit.config.explain import explain
 
@@ -54,15 +54,11 @@ def explain(arguments: Sequence[str]) -> int:
   spectrakit explain optimizer.lr_scaling=linear optimizer.base_batch_size=64 trainer=a100
   spectrakit explain --config runs/coffee-20261120-101500/config.yaml --samples 5000 --json""",
     )
-    parser.add_argument(
-        "words", nargs="*", metavar="KEY | key=value", help="a setting, or profiles and overrides as for train"
-    )
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    parser.add_argument(
-        "--samples", type=int, metavar="N", help="number of training samples, for the steps of an epoch"
-    )
-    parser.add_argument("--world-size", type=int, metavar="N", help="processes that train together")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.option("words", "KEY | key=value", "a setting, or profiles and overrides as for train", nargs="*")
+    parser.option("--config", "FILE", "start from this YAML file, such as a run's config.yaml")
+    parser.option("--samples", "N", "number of training samples, for the steps of an epoch", type=int)
+    parser.option("--world-size", "N", "processes that train together", type=int)
+    parser.flag("--json", "for programs")
     options = parser.parse_intermixed_args(arguments)
     explanation = _explanation(options)
     if options.json:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..output import check_picture, interrupt_on_sigterm, print_text, save_picture, say_at_once
-from ..parsing import Command, Parser, add_trust, make_parser, split_words
+from ..parsing import Command, Parser, requested, task_parser
 
 # %% ../../../nbs/94_cli/03_commands/03_find_lr.ipynb #b2cb0551
 def _find_lr_parser() -> Parser:
-    """Return the parser of `spectrakit find-lr`."""
-    parser = make_parser(
+    parser = task_parser(
         "find-lr",
         "Suggest a learning rate for TASK with these settings: a hundred optimizer steps at increasing rates, "
         "on the device of the run. No files remain. Exit status 1 if there is no suggestion.",
@@ -24,17 +23,12 @@ def _find_lr_parser() -> Parser:
   spectrakit find-lr my_task.py:Mine data.batch_size=16 --out lr.png
   spectrakit find-lr coffee --lowest 1e-5 --highest 10 --steps 200""",
     )
-    parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    parser.add_argument("--lowest", type=float, default=1e-7, metavar="RATE", help="first rate; default: %(default)g")
-    parser.add_argument("--highest", type=float, default=1.0, metavar="RATE", help="last rate; default: %(default)g")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="optimizer steps; default: %(default)s")
-    add_trust(parser)
-    parser.add_argument("--out", metavar="FILE", help="draw the losses into this file: PNG, SVG or PDF by its ending")
-    parser.add_argument(
-        "--quiet",
-        action="store_true",
-        help="print only the override, as for: spectrakit train coffee $(spectrakit find-lr coffee --quiet)",
+    parser.option("--lowest", "RATE", "first rate; default: %(default)g", type=float, default=1e-7)
+    parser.option("--highest", "RATE", "last rate; default: %(default)g", type=float, default=1.0)
+    parser.option("--steps", "N", "optimizer steps; default: %(default)s", type=int, default=100)
+    parser.option("--out", "FILE", "draw the losses into this file: PNG, SVG or PDF by its ending")
+    parser.flag(
+        "--quiet", "print only the override, as for: spectrakit train coffee $(spectrakit find-lr coffee --quiet)"
     )
     return parser
 
@@ -44,17 +38,13 @@ def find_lr(arguments: Sequence[str]) -> int:
     options = _find_lr_parser().parse_intermixed_args(arguments)
     if not options.quiet:
         say_at_once(f"{' '.join(options.words) or 'find-lr'}: composing the settings, then {options.steps} steps …")
-    from spectrakit.launch.consent import consented_file
     from spectrakit.system.errors import RequestError
     from spectrakit.tuning.lr_finder import find_lr as run_range_test
 
     for word in options.words:
         if (name := word.partition("=")[0]) in ("lowest", "highest", "steps"):
             raise RequestError(f"{word} is not a setting of a run. Write --{name} {word.partition('=')[2] or '…'}.")
-    task, overrides = split_words(options.words)
-    config = consented_file(options.config, overrides, options.trust, task)
-    if not (task := task or config.task.get("name")):
-        raise RequestError("No task was named. Write one first, such as spectrakit find-lr coffee.")
+    task, config = requested(options.words, options, "find-lr")
     if options.out:
         check_picture(Path(options.out))
     interrupt_on_sigterm()

@@ -25,10 +25,10 @@ def info(arguments: Sequence[str]) -> int:
   spectrakit info
   spectrakit info --json | python -m json.tool""",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--internet", action="store_true", help="also test the internet connection (2 s at most)")
+    parser.flag("--json", "for programs")
+    parser.flag("--internet", "also test the internet connection (2 s at most)")
     options = parser.parse_args(arguments)
-    from spectrakit.kaggle.offline.install_cell import others_in_our_folder
+    from spectrakit.kaggle.offline.install_cell import foreign_distributions
     from spectrakit.system.inputs import has_internet
     from spectrakit.system.platforms.detect import detect
 
@@ -40,7 +40,7 @@ def info(arguments: Sequence[str]) -> int:
         print_text(json.dumps({**platform.to_dict(), **internet}))
         return 0
     print_text(platform.table(), fold=True)
-    for other in others_in_our_folder():
+    for other in foreign_distributions():
         advice = f"pip uninstall {other.split()[0]}, then reinstall this package"
         print_text(f"{'also here':14} {other}, in the same folder: {advice}", fold=True)
     if internet:
@@ -63,10 +63,10 @@ def profiles(arguments: Sequence[str]) -> int:
   spectrakit profiles --compare kaggle_safe smoke --task coffee
   spectrakit profiles kaggle_safe > my.yaml && spectrakit train coffee --config my.yaml""",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME | GROUP | GROUP/NAME", help="a profile, or a group of them")
-    parser.add_argument("--compare", nargs="+", metavar="NAME", help="compare the differing settings of profiles")
-    parser.add_argument("--task", metavar="TASK", help="with --compare: measure this task with each profile")
-    parser.add_argument("--json", action="store_true", help="with --compare: for programs")
+    parser.option("name", "NAME | GROUP | GROUP/NAME", "a profile, or a group of them", nargs="?")
+    parser.option("--compare", "NAME", "compare the differing settings of profiles", nargs="+")
+    parser.option("--task", "TASK", "with --compare: measure this task with each profile")
+    parser.flag("--json", "with --compare: for programs")
     options = parser.parse_args(arguments)
     if options.compare:
         import json
@@ -84,7 +84,7 @@ def profiles(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/00_info.ipynb #e911fb06
 def show_profile(name: str) -> None:
-    """Print a trainer profile with all settings, another profile with its own settings, or the profiles of a group."""
+    """Print a trainer profile with all settings, another with its own, or a group's profiles."""
     from spectrakit.config.compose import compose, describe, from_dict, profile_settings
     from spectrakit.config.profile_files import profile_intent
     from spectrakit.config.profile_files import profiles as all_profiles
@@ -117,7 +117,7 @@ def show_profile(name: str) -> None:
 
 # %% ../../../nbs/94_cli/03_commands/00_info.ipynb #18cd0b6b
 def list_profiles() -> None:
-    """Print a table of the trainer profiles; broken profiles are listed below it with their errors."""
+    """Print the trainer profiles; below them broken ones with their errors."""
     from spectrakit.config.auto_settings import recommended_profile
     from spectrakit.config.compose import compose
     from spectrakit.config.profile_files import profile_intent
@@ -143,7 +143,6 @@ def list_profiles() -> None:
 
 
 def _profile_row(name: str, config: "Config", base: "Config", intent: str) -> tuple[str, ...]:
-    """Return a profile's row in the table of `list_profiles`."""
     from spectrakit.config.auto_settings import notable_settings
 
     return (

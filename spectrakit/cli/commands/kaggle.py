@@ -20,7 +20,7 @@ from ...system.errors import install_command
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #72381dfb
 def _ask(options: Namespace) -> None:
-    """Ask for missing options; an empty answer skips one. RequestError without a terminal."""
+    """Ask for missing options; raise RequestError without a terminal."""
     from spectrakit.system.errors import RequestError
 
     if not sys.stdin or not sys.stdin.isatty():
@@ -48,23 +48,13 @@ _ATTACHED = {
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #44d51a99
 def _add_sources(parser: Parser) -> None:
-    """Add the options for the inputs of a new kernel."""
     for name, what in _ATTACHED.items():
-        parser.add_argument(
-            f"--{name}", action="append", default=[], metavar=what, help=f"attach this {name}; may be repeated"
-        )
-    parser.add_argument(
-        "--wheels",
-        metavar="DIR",
-        help="folder of wheels for the kernel; default: one with wheelhouse.json beside DIR",
-    )
-    parser.add_argument(
-        "--data", metavar="DIR", help="the competition's files on this machine; default: searched by its slug"
-    )
+        parser.option(f"--{name}", what, f"attach this {name}; may be repeated", repeated=True)
+    parser.option("--wheels", "DIR", "folder of wheels for the kernel; default: one with wheelhouse.json beside DIR")
+    parser.option("--data", "DIR", "the competition's files on this machine; default: searched by its slug")
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #7bb1fd41
 def _init_parser() -> Parser:
-    """Return the parser of `spectrakit kaggle init`."""
     parser = make_parser(
         "kaggle init",
         "Write a complete kernel-metadata.json, and a notebook that trains, predicts and seals its output, into DIR.",
@@ -75,37 +65,29 @@ def _init_parser() -> Parser:
   spectrakit kaggle init my-task --kind utility --title "My task"
   spectrakit kaggle init my-run --interactive""",
     )
-    parser.add_argument("folder", metavar="DIR", help="the kernel's folder; its name is the default title")
-    parser.add_argument(
-        "--owner", metavar="NAME", help="your Kaggle name; default: KAGGLE_USERNAME, kaggle.json, or a placeholder"
-    )
-    parser.add_argument("--title", metavar="TEXT", help="title of 5 to 50 characters; the address is made from it")
-    parser.add_argument(
+    parser.option("folder", "DIR", "the kernel's folder; its name is the default title")
+    parser.option("--owner", "NAME", "your Kaggle name; default: KAGGLE_USERNAME, kaggle.json, or a placeholder")
+    parser.option("--title", "TEXT", "title of 5 to 50 characters; the address is made from it")
+    parser.option(
         "--kind",
+        "KIND",
+        "notebook, script, or utility (a script that other kernels import); default: notebook",
         default="notebook",
-        metavar="KIND",
-        help="notebook, script, or utility (a script that other kernels import); default: notebook",
     )
-    parser.add_argument(
-        "--task",
-        metavar="TASK",
-        help="a built-in name or file.py:Name; default: table for a competition, else a template",
+    parser.option(
+        "--task", "TASK", "a built-in name or file.py:Name; default: table for a competition, else a template"
     )
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        help="the competition's metric, which selects the best checkpoint; default: by the tables",
+    parser.option(
+        "--metric", "NAME", "the competition's metric, which selects the best checkpoint; default: by the tables"
     )
     _add_sources(parser)
-    parser.add_argument("--interactive", action="store_true", help="ask for missing options")
-    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+    parser.flag("--interactive", "ask for missing options")
+    parser.flag("--force", "overwrite existing files")
     return parser
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #wt000001
 def _files_of(slug: str, data: str | None) -> Path | None:
-    """Return the folder of a competition's files: `data`, or found by its slug; None if they are not on this
-    machine.
-    """
+    """Return a competition's files: `data`, or found by slug; None if not on this machine."""
     from spectrakit.system.errors import RequestError
     from spectrakit.system.inputs import find_input
     from spectrakit.tasks.table.files import find_folder
@@ -126,9 +108,9 @@ _METRICS = {"label": "accuracy", "probability": "auc", "numbers": "rmse"}  # by 
 
 
 def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
-    """Return the settings implied by the tables in `folder`: id, target, kind, answer and metric.
+    """Return the settings that the tables imply: id, target, kind, answer, metric.
 
-    `metric`: the competition's name for it (None: by the tables). RequestError if the tables do not fit.
+    `metric`: the competition's name for it. Raise RequestError if the tables do not fit.
     """
     from spectrakit.config.compose import compose
     from spectrakit.config.metric_direction import metric_named
@@ -159,7 +141,7 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #wt000002
 def _words_of_sample(file: Path) -> list[str]:
-    """Return the settings implied by a sample submission: its first column is the id, the others are targets."""
+    """Return settings of a sample submission: its first column is the id, the others are targets."""
     from spectrakit.system.errors import RequestError
     from spectrakit.tasks.table.files import few, read_table
 
@@ -172,10 +154,9 @@ def _words_of_sample(file: Path) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #ffd47c3f
 def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> tuple[str, ...]:
-    """Return the settings of `Table` for a competition: its data, and settings implied by its files, if present.
+    """Return a competition's settings of `Table`: its data, and settings implied by present files.
 
-    `data`: folder of the files (None: searched by the slug). `metric`: the competition's metric (None: unknown).
-    RequestError if the files or the metric are not usable.
+    `data`: their folder (None: searched by slug). Raise RequestError if files or metric are not usable.
     """
     from spectrakit.config.metric_direction import metric_named
     from spectrakit.kaggle.metadata import split_source
@@ -229,20 +210,17 @@ def init(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #84e5bcc5
 def _add_check_options(parser: Parser) -> None:
-    """Add the common options of check and push."""
-    parser.add_argument("folder", metavar="DIR", help="the kernel's folder")
-    parser.add_argument("--owner", metavar="NAME", help="your Kaggle name, for a placeholder in the metadata")
-    parser.add_argument("--data", metavar="DIR", help="also check this folder for upload as a data set")
-    parser.add_argument(
-        "--wheels",
-        metavar="DIR",
-        help="attached wheels, which push names in the kernel; default: a wheelhouse beside DIR",
+    parser.option("folder", "DIR", "the kernel's folder")
+    parser.option("--owner", "NAME", "your Kaggle name, for a placeholder in the metadata")
+    parser.option("--data", "DIR", "also check this folder for upload as a data set")
+    parser.option(
+        "--wheels", "DIR", "attached wheels, which push names in the kernel; default: a wheelhouse beside DIR"
     )
-    parser.add_argument("--timeout", metavar="TIME", help="time limit of the session on Kaggle, such as 9h")
+    parser.option("--timeout", "TIME", "time limit of the session on Kaggle, such as 9h")
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #553222be
 def _seconds(text: str | None, option: str = "--timeout") -> float | None:
-    """Return the value of a time option in seconds. RequestError if it is not valid."""
+    """Return a time option in seconds; raise RequestError if invalid."""
     from spectrakit.system.errors import RequestError
     from spectrakit.system.units import parse_duration
 
@@ -253,13 +231,10 @@ def _seconds(text: str | None, option: str = "--timeout") -> float | None:
 
 
 def _add_rehearsal_options(parser: Parser) -> None:
-    """Add the options of `kaggle check --run`."""
-    parser.add_argument("--run", action="store_true", help="run the kernel twice on this machine, without network")
-    parser.add_argument("--files", metavar="DIR", help="the competition's files; default: searched by its slug")
-    parser.add_argument(
-        "--rows", type=int, default=2000, metavar="N", help="number of rows to learn from; default: 2000"
-    )
-    parser.add_argument("--limit", metavar="TIME", help="time limit of each of the two sessions; default: 10m")
+    parser.flag("--run", "run the kernel twice on this machine, without network")
+    parser.option("--files", "DIR", "the competition's files; default: searched by its slug")
+    parser.option("--rows", "N", "number of rows to learn from; default: 2000", type=int, default=2000)
+    parser.option("--limit", "TIME", "time limit of each of the two sessions; default: 10m")
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #c863a2db
 def check(arguments: Sequence[str]) -> int:
@@ -307,8 +282,8 @@ def push(arguments: Sequence[str]) -> int:
   spectrakit kaggle push kaggle/train --dry-run""",
     )
     _add_check_options(parser)
-    parser.add_argument("--anyway", action="store_true", help="push despite errors; never with a secret")
-    parser.add_argument("--dry-run", action="store_true", help="show the command without running it")
+    parser.flag("--anyway", "push despite errors; never with a secret")
+    parser.flag("--dry-run", "show the command without running it")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import LocalInputs, push_kernel
 
@@ -338,17 +313,15 @@ def up(arguments: Sequence[str]) -> int:
   spectrakit kaggle up soil-first --keep
   spectrakit kaggle up soil-first --dry-run""",
     )
-    parser.add_argument("folder", metavar="DIR", help="the kernel's folder")
-    parser.add_argument("--owner", metavar="NAME", help="your Kaggle name, for a placeholder in the metadata")
-    parser.add_argument("--wheels", metavar="DIR", help="folder of wheels; default: beside DIR, made if missing")
-    parser.add_argument("--out", metavar="DIR", help="folder for the output; default: DIR/output")
-    parser.add_argument("--files", metavar="PATTERN", help="regular expression of the files to fetch")
-    parser.add_argument("--timeout", metavar="TIME", help="time limit of the session on Kaggle, such as 9h")
-    parser.add_argument("--again", action="store_true", help="push even if nothing has changed")
-    parser.add_argument(
-        "--keep", action="store_true", help="resume from the checkpoints of the last version, uploaded as a data set"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="show the commands without running them")
+    parser.option("folder", "DIR", "the kernel's folder")
+    parser.option("--owner", "NAME", "your Kaggle name, for a placeholder in the metadata")
+    parser.option("--wheels", "DIR", "folder of wheels; default: beside DIR, made if missing")
+    parser.option("--out", "DIR", "folder for the output; default: DIR/output")
+    parser.option("--files", "PATTERN", "regular expression of the files to fetch")
+    parser.option("--timeout", "TIME", "time limit of the session on Kaggle, such as 9h")
+    parser.flag("--again", "push even if nothing has changed")
+    parser.flag("--keep", "resume from the checkpoints of the last version, uploaded as a data set")
+    parser.flag("--dry-run", "show the commands without running them")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.up import FETCHED, UpOptions, kaggle_up
 
@@ -375,13 +348,13 @@ def submit(arguments: Sequence[str]) -> int:
   spectrakit kaggle submit soil-first -m "five folds"
   spectrakit kaggle submit soil-first -m again --version 3 --no-wait""",
     )
-    parser.add_argument("folder", metavar="DIR", help="the kernel's folder")
+    parser.option("folder", "DIR", "the kernel's folder")
     parser.add_argument("-m", "--message", required=True, metavar="TEXT", help="description of the submission")
-    parser.add_argument("--competition", metavar="SLUG", help="default: the attached competition")
-    parser.add_argument("--version", type=int, metavar="N", help="version of the kernel; default: the last pushed one")
-    parser.add_argument("--file", default="submission.csv", metavar="NAME", help="default: submission.csv")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait for the score")
-    parser.add_argument("--dry-run", action="store_true", help="show the command without running it")
+    parser.option("--competition", "SLUG", "default: the attached competition")
+    parser.option("--version", "N", "version of the kernel; default: the last pushed one", type=int)
+    parser.option("--file", "NAME", "default: submission.csv", default="submission.csv")
+    parser.flag("--no-wait", "do not wait for the score")
+    parser.flag("--dry-run", "show the command without running it")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.up import Submission, submit_kernel
 
@@ -394,10 +367,10 @@ def submit(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #9481553a
 def _kernel_parser(name: str, text: str, examples: str) -> Parser:
-    """Return the parser of a command about an existing kernel."""
+    """Return the parser of a command on an existing kernel."""
     parser = make_parser(f"kaggle {name}", text, examples)
-    parser.add_argument("kernel", metavar="KERNEL", help="its folder, or owner/slug")
-    parser.add_argument("--dry-run", action="store_true", help="show the command without running it")
+    parser.option("kernel", "KERNEL", "its folder, or owner/slug")
+    parser.flag("--dry-run", "show the command without running it")
     return parser
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #6869f4bd
@@ -424,7 +397,7 @@ def logs(arguments: Sequence[str]) -> int:
   spectrakit kaggle logs kaggle/train
   spectrakit kaggle logs ada/spectrakit-train --follow""",
     )
-    parser.add_argument("--follow", action="store_true", help="continue until it ends")
+    parser.flag("--follow", "continue until it ends")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import kernel_logs
 
@@ -442,8 +415,8 @@ def output(arguments: Sequence[str]) -> int:
   spectrakit kaggle output ada/spectrakit-train out""",
     )
     parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("--files", metavar="PATTERN", help="regular expression of the files to fetch")
-    parser.add_argument("--force", action="store_true", help="also fetch files that exist already")
+    parser.option("--files", "PATTERN", "regular expression of the files to fetch")
+    parser.flag("--force", "also fetch files that exist already")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import kernel_output
 
@@ -452,7 +425,7 @@ def output(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #0d4b8c29
 def pull(arguments: Sequence[str]) -> int:
-    "Fetch a kernel's code and metadata."
+    """Fetch a kernel's code and metadata."""
     parser = _kernel_parser(
         "pull",
         "Fetch the code and the metadata of KERNEL into DIR.",
@@ -460,7 +433,7 @@ def pull(arguments: Sequence[str]) -> int:
   spectrakit kaggle pull ada/spectrakit-train mine""",
     )
     parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+    parser.flag("--force", "overwrite existing files")
     options = parser.parse_args(arguments)
     from spectrakit.kaggle.client import pull_kernel
 
@@ -495,7 +468,7 @@ def kaggle(arguments: Sequence[str]) -> int:
   spectrakit kaggle up soil-first
   spectrakit kaggle submit soil-first -m first""",
     )
-    parser.add_argument("command", metavar="COMMAND", help="one of these")
+    parser.option("command", "COMMAND", "one of these")
     from spectrakit.system.errors import RequestError, did_you_mean
 
     name = parser.parse_known_args(words)[0].command

@@ -9,24 +9,20 @@ __all__ = ['COMMANDS', 'lm']
 from collections.abc import Sequence
 
 from ..output import print_text
-from ..parsing import Command, Parser, make_parser
+from ..parsing import Command, Parser, run_parser
 
 # %% ../../../nbs/94_cli/03_commands/11_lm.ipynb #a1a1d3c4
 def _export_parser() -> Parser:
-    """Return the parser of `spectrakit lm export`."""
-    parser = make_parser(
+    parser = run_parser(
         "lm export",
         "Write the best model of RUN with its tokenizer, as a folder for from_pretrained.",
         """
   spectrakit lm export runs/lm-20261120-101500 my-model
   spectrakit lm export lm-20261120-101500 my-adapters --adapters""",
     )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or its name")
-    parser.add_argument("folder", metavar="DIR", help="folder to write; an earlier export is replaced")
-    parser.add_argument(
-        "--adapters", action="store_true", help="only the adapters of a LoRA run; default: merged into the weights"
-    )
-    parser.add_argument("--base", metavar="MODEL", help="new place of the model that the run started from")
+    parser.option("folder", "DIR", "folder to write; an earlier export is replaced")
+    parser.flag("--adapters", "only the adapters of a LoRA run; default: merged into the weights")
+    parser.option("--base", "MODEL", "new place of the model that the run started from")
     parser.add_argument(
         "--dtype", help="data type of the weights: float32, float16, bfloat16, or auto for the base model's"
     )

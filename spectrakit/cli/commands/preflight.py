@@ -6,50 +6,32 @@
 __all__ = ['COMMANDS', 'preflight']
 
 # %% ../../../nbs/94_cli/03_commands/07_preflight.ipynb #feaa0e0c
+import json
 from collections.abc import Sequence
 
 from ..output import interrupt_on_sigterm, print_text
-from ..parsing import Command, Parser, add_trust, make_parser, split_words
+from ..parsing import Command, requested, task_parser
 
-# %% ../../../nbs/94_cli/03_commands/07_preflight.ipynb #a00d53ac
-def _preflight_parser() -> Parser:
-    """Return the parser of `spectrakit preflight`."""
-    parser = make_parser(
+# %% ../../../nbs/94_cli/03_commands/07_preflight.ipynb #6be59ca1
+def preflight(arguments: Sequence[str]) -> int:
+    """Forecast memory, disk, time, sessions and cost of a run from some measured seconds."""
+    parser = task_parser(
         "preflight",
-        "Forecast whether TASK fits with these settings: memory, disk, time, sessions and cost, from half a "
-        "minute of real "
-        "steps. No files remain. Exit status 1 if the run would not fit.",
+        "Forecast whether TASK fits with these settings: memory, disk, time, sessions and cost, from half a minute of "
+        "real steps. No files remain. Exit status 1 if the run would not fit.",
         """
   spectrakit preflight coffee trainer=kaggle_2xt4
   spectrakit preflight my_task.py:Mine trainer.max_epochs=100 preflight.price_per_hour=5.59 preflight.max_cost=140
   spectrakit preflight --config runs/coffee-20261120-101500/config.yaml --json""",
     )
-    parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
-    return parser
-
-# %% ../../../nbs/94_cli/03_commands/07_preflight.ipynb #6be59ca1
-def preflight(arguments: Sequence[str]) -> int:
-    """Forecast memory, disk, time, sessions and cost of a run from some measured seconds."""
-    options = _preflight_parser().parse_intermixed_args(arguments)
+    parser.flag("--json", "for programs")
+    options = parser.parse_intermixed_args(arguments)
     from spectrakit.api.preflight import preflight as measure
-    from spectrakit.launch.consent import consented_file
-    from spectrakit.system.errors import RequestError
 
-    task, overrides = split_words(options.words)
-    config = consented_file(options.config, overrides, options.trust, task)
-    if not (task := task or config.task.get("name")):
-        raise RequestError("No task was named. Write one first, such as spectrakit preflight coffee.")
+    task, config = requested(options.words, options, "preflight")
     interrupt_on_sigterm()
     forecast = measure(task, config, show=not options.json)
-    if options.json:
-        import json
-
-        print_text(json.dumps(forecast.to_dict()))
-    else:
-        print_text(forecast, fold=True)
+    print_text(json.dumps(forecast.to_dict()) if options.json else forecast, fold=not options.json)
     return 0 if forecast.fits else 1
 
 # %% ../../../nbs/94_cli/03_commands/07_preflight.ipynb #56287a2f

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..output import check_picture, print_text, save_picture, say_at_once, table_text, terminal_width
-from ..parsing import Command, make_parser
+from ..parsing import Command, make_parser, run_parser
 
 if TYPE_CHECKING:
     from spectrakit.api.run import Run
@@ -45,7 +45,7 @@ def _line_of_group(group: "Group") -> tuple[str, ...]:
 
 
 def _begun(path: Path) -> float:
-    """Return the time of the last start of a run, as Unix seconds."""
+    """Return a run's last start in Unix seconds."""
     known = [path / name for name in ("config.yaml", "settings.yaml")]
     return next((file for file in known if file.is_file()), path).stat().st_mtime
 
@@ -60,7 +60,7 @@ def runs(arguments: Sequence[str]) -> int:
   spectrakit runs
   spectrakit runs /kaggle/working/runs""",
     )
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="default: this platform's folder, such as ./runs")
+    parser.option("folder", "DIR", "default: this platform's folder, such as ./runs", nargs="?")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import list_runs
     from spectrakit.runs.run_dir import runs_folder
@@ -76,7 +76,7 @@ def runs(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #f0aeb08e
 def run_lines(run: "Run") -> list[str]:
-    """Return one run as text: result, decisions, evaluations, messages, checkpoints and reason of its end."""
+    """Return a run as text: result, decisions, evaluations, messages, checkpoints, end."""
     from spectrakit.api.run import title_of
     from spectrakit.checkpoint.store import checkpoints, verify
     from spectrakit.runs.history import read_history
@@ -96,7 +96,7 @@ def run_lines(run: "Run") -> list[str]:
 
 
 def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:
-    """Return lines for the `newest` evaluations, and for the best one if it is older."""
+    """Return lines for the `newest` evaluations, and an older best one."""
     from spectrakit.view.terminal import evaluation_line
 
     evaluations = history.of_type("eval")
@@ -109,7 +109,7 @@ def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #06cd5257
 def many_runs(given: str) -> "CrossValidation | Study | None":
-    """Return the cross-validation or search with this folder or name; None if there is none."""
+    """Return the cross-validation or search of this folder or name, or None."""
     from spectrakit.runs.run_dir import kind_of, named_run
     from spectrakit.tuning.search.study_file import JOURNAL
 
@@ -127,7 +127,7 @@ def many_runs(given: str) -> "CrossValidation | Study | None":
 
 def show(arguments: Sequence[str]) -> int:
     """Print one run: result, decisions, evaluations and checkpoints."""
-    parser = make_parser(
+    parser = run_parser(
         "show",
         "Print one run: result, decisions with their reasons, evaluations, checkpoints. For a cross-validation or a "
         "search the table.",
@@ -136,21 +136,20 @@ def show(arguments: Sequence[str]) -> int:
   spectrakit show coffee-20261120-101500
   spectrakit show runs/coffee-cv-20261120-101500""",
     )
-    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
 
-    if (many := many_runs(options.run_dir)) is not None:
+    if (many := many_runs(options.run)) is not None:
         print_text(many, fold=True)
         return 0
-    for number, line in enumerate(run_lines(open_run(options.run_dir))):
+    for number, line in enumerate(run_lines(open_run(options.run))):
         print_text(line, status=number == 0, fold=True)
     return 0
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #bea452cb
 def watch_run(arguments: Sequence[str]) -> int:
     """Follow a run from another terminal until it ends."""
-    parser = make_parser(
+    parser = run_parser(
         "watch",
         "Follow a run of another process, or show its result. Ctrl-C stops watching, not the run.\n\n"
         "touch RUN_DIR/STOP stops the run, touch RUN_DIR/CHECKPOINT saves a checkpoint; "
@@ -158,16 +157,15 @@ def watch_run(arguments: Sequence[str]) -> int:
         """
   spectrakit watch runs/coffee-20261120-101500""",
     )
-    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
     options = parser.parse_args(arguments)
     from spectrakit.view.cell.live import watch
 
-    watch(options.run_dir)
+    watch(options.run)
     return 0
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #1ec7d407
 def picture_of(many: "CrossValidation | Study") -> "Picture":
-    """Draw the folds of a cross-validation, or the trials of a search."""
+    """Draw a cross-validation's folds or a search's trials."""
     from spectrakit.pages.folds_page import plot_folds
     from spectrakit.tuning.cross_validation import CrossValidation
     from spectrakit.tuning.search.study_page import plot_study
@@ -177,7 +175,7 @@ def picture_of(many: "CrossValidation | Study") -> "Picture":
 
 def plot(arguments: Sequence[str]) -> int:
     """Draw a run's curves into a file."""
-    parser = make_parser(
+    parser = run_parser(
         "plot",
         "Draw a run's curves, the folds of a cross-validation, or the trials of a search, as PNG, SVG or PDF "
         "by the file's ending.",
@@ -185,14 +183,13 @@ def plot(arguments: Sequence[str]) -> int:
   spectrakit plot runs/coffee-20261120-101500
   spectrakit plot runs/coffee-20261120-101500 --out paper.pdf""",
     )
-    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
-    parser.add_argument("--out", metavar="FILE", help="default: curves.png in the run's folder")
+    parser.option("--out", "FILE", "default: curves.png in the run's folder")
     options = parser.parse_args(arguments)
-    say_at_once(f"{options.run_dir}: drawing …")
+    say_at_once(f"{options.run}: drawing …")
     from spectrakit.api.run import open_run
 
-    many = many_runs(options.run_dir)
-    folder = open_run(options.run_dir).path if many is None else many.path
+    many = many_runs(options.run)
+    folder = open_run(options.run).path if many is None else many.path
     out = Path(options.out or folder / "curves.png")
     check_picture(out)
     picture = open_run(folder).plot() if many is None else picture_of(many)
@@ -210,14 +207,12 @@ def compare(arguments: Sequence[str]) -> int:
   spectrakit compare runs/coffee-20261120-101500 runs/coffee-20261120-113000
   spectrakit compare runs/coffee-* --x time --metric val_accuracy --out compared.html""",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or its name")
-    parser.add_argument(
-        "--x", default="step", metavar="AXIS", help="horizontal axis: step, time or samples; default: step"
-    )
+    parser.option("runs", "RUN", "a run's folder, or its name", nargs="+")
+    parser.option("--x", "AXIS", "horizontal axis: step, time or samples; default: step", default="step")
     parser.add_argument(
         "--metric", action="append", help="metric to draw; may be repeated; default: the monitored metrics"
     )
-    parser.add_argument("--out", metavar="FILE", help="draw the curves into this file")
+    parser.option("--out", "FILE", "draw the curves into this file")
     options = parser.parse_args(arguments)
     from spectrakit.pages.comparison import compare as compare_runs
 
@@ -231,7 +226,7 @@ def compare(arguments: Sequence[str]) -> int:
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #f823fad5
 def report_page(arguments: Sequence[str]) -> int:
     """Write a report of a run as one HTML page."""
-    parser = make_parser(
+    parser = run_parser(
         "report",
         "Write one HTML page about a run that opens offline: results, curves, time, errors, "
         "checkpoints, predictions, settings. Cross-validations and searches have pages of their own.",
@@ -239,8 +234,7 @@ def report_page(arguments: Sequence[str]) -> int:
   spectrakit report runs/coffee-20261120-101500
   spectrakit report coffee-20261120-101500 --out coffee.html""",
     )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or its name")
-    parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder, study.html of a search")
+    parser.option("--out", "FILE", "default: report.html in the folder, study.html of a search")
     options = parser.parse_args(arguments)
     say_at_once(f"{options.run}: writing its page …")
     from spectrakit.pages.run_report import report as write_report
@@ -257,7 +251,7 @@ def report_page(arguments: Sequence[str]) -> int:
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #55138a93
 def trust_run(arguments: Sequence[str]) -> int:
     """Show the code that a run of unknown origin would execute."""
-    parser = make_parser(
+    parser = run_parser(
         "trust",
         "Print the imports of a run's settings with the files' hashes, the variables they set, and the folders "
         "they write to. "
@@ -266,13 +260,12 @@ def trust_run(arguments: Sequence[str]) -> int:
   spectrakit trust /kaggle/input/their-run/runs/spectra-20261120-101500
   spectrakit trust spectra-20261120-101500 --accept""",
     )
-    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
-    parser.add_argument("--accept", action="store_true", help="allow exactly these settings and files from now on")
+    parser.flag("--accept", "allow exactly these settings and files from now on")
     options = parser.parse_args(arguments)
     from spectrakit.api.run import open_run
     from spectrakit.launch.consent import trust
 
-    print_text(trust(open_run(options.run_dir), accept_it=options.accept), fold=True)
+    print_text(trust(open_run(options.run), accept_it=options.accept), fold=True)
     return 0
 
 # %% ../../../nbs/94_cli/03_commands/02_runs.ipynb #acf81f50

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..output import EXIT_STATUS, interrupt_on_sigterm, print_text, say_at_once
-from ..parsing import Command, Parser, add_trust, make_parser, split_words
+from ..parsing import Command, requested, task_parser
 
-# %% ../../../nbs/94_cli/03_commands/10_search.ipynb #40341e19
-def _search_parser() -> Parser:
-    """Return the parser of `spectrakit search`."""
-    parser = make_parser(
+# %% ../../../nbs/94_cli/03_commands/10_search.ipynb #ae663764
+def search(arguments: Sequence[str]) -> int:
+    """Search better settings."""
+    parser = task_parser(
         "search",
         "Search better settings of TASK: trials with values from Optuna, within the available time. A "
         "setting with several values is searched: key=choice(a,b), key=interval(a,b), key=range(a,b), "
@@ -27,32 +27,17 @@ def _search_parser() -> Parser:
   spectrakit search my_task.py:Mine trainer=kaggle hpo=default 'data.micro_batch_size=16,32' --resume auto
   spectrakit search my_task.py:Mine trainer=kaggle lr=0.1,0.01 search.final_share=0.3 --predict submission.csv""",
     )
-    parser.add_argument(
-        "words", nargs="*", metavar="TASK | key=value", help="the task, then overrides, profiles, space"
-    )
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    parser.add_argument("--resume", metavar="DIR", help="auto, or the folder of an earlier one to continue")
-    parser.add_argument("--predict", metavar="FILE", help="write test predictions with the best settings as CSV")
-    add_trust(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
-    return parser
-
-# %% ../../../nbs/94_cli/03_commands/10_search.ipynb #ae663764
-def search(arguments: Sequence[str]) -> int:
-    """Search better settings."""
-    options = _search_parser().parse_intermixed_args(arguments)
+    parser.option("--resume", "DIR", "auto, or the folder of an earlier one to continue")
+    parser.option("--predict", "FILE", "write test predictions with the best settings as CSV")
+    parser.flag("--json", "for programs")
+    options = parser.parse_intermixed_args(arguments)
     if not options.json:
         say_at_once(f"{' '.join(options.words) or 'search'}: composing the settings, planning the trials …")
-    from spectrakit.launch.consent import consented_file
-    from spectrakit.system.errors import RequestError
     from spectrakit.tuning.search.search import search as look_for_settings
     from spectrakit.tuning.search.search import split_overrides
 
-    task, overrides = split_words(options.words)
-    plain, space = split_overrides(overrides)
-    config = consented_file(options.config, plain, options.trust, task)
-    if not (task := task or config.task.get("name")):
-        raise RequestError("No task was named. Write one first, such as spectrakit search digits.")
+    plain, space = split_overrides(options.words)
+    task, config = requested(plain, options, "search")
     interrupt_on_sigterm()
     predict = None if options.predict is None else Path(options.predict)
     more = {"resume": options.resume, "predict": predict, "show": not options.json, "trust": options.trust}

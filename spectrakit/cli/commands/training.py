@@ -11,26 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..output import interrupt_on_sigterm, print_text, report_outcome, say_at_once
-from ..parsing import Command, Parser, add_trust, make_parser, split_words
+from ..parsing import Command, Parser, add_trust, make_parser, requested, run_parser, task_parser
 
 if TYPE_CHECKING:
     from spectrakit.api.run import Run
-    from spectrakit.config.schema import Config
 
 # %% ../../../nbs/94_cli/03_commands/01_training.ipynb #51e00c4b
 def _add_requeue(parser: Parser) -> None:
-    parser.add_argument(
-        "--requeue",
-        action="store_true",
-        help="exit with status 75 if the run was interrupted or out of time and can continue, for schedulers",
+    parser.flag(
+        "--requeue", "exit with status 75 if the run was interrupted or out of time and can continue, for schedulers"
     )
 
 
 def _train_parser() -> Parser:
-    """Return the parser of `spectrakit train`."""
     from spectrakit.launch.job import BUILT_IN
 
-    parser = make_parser(
+    parser = task_parser(
         "train",
         f"Train TASK with overrides in Hydra's grammar. TASK is a built-in name ({', '.join(BUILT_IN)}), "
         "package.module:Name or file.py:Name; the configuration may name it instead.",
@@ -42,33 +38,10 @@ def _train_parser() -> Parser:
   spectrakit train coffee resume.source=auto
   spectrakit train coffee --predict submission.csv""",
     )
-    parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    parser.add_argument("--predict", metavar="FILE", help="write test predictions as CSV after training")
-    add_trust(parser)
-    parser.add_argument("--quiet", action="store_true", help="print only the run's folder and result")
+    parser.option("--predict", "FILE", "write test predictions as CSV after training")
+    parser.flag("--quiet", "print only the run's folder and result")
     _add_requeue(parser)
     return parser
-
-# %% ../../../nbs/94_cli/03_commands/01_training.ipynb #72c8954a
-def _requested(
-    words: Sequence[str], file: str | None, command: str = "train", trust: bool = False
-) -> tuple[str, "Config"]:
-    """Return (task, configuration) for the words of `command`. RequestError unless they name exactly one task."""
-    from spectrakit.launch.consent import consented_file
-    from spectrakit.system.errors import RequestError
-
-    named, overrides = split_words(words)
-    config = consented_file(file, overrides, trust, named)
-    task = named or config.task.get("name")
-    if not task:
-        raise RequestError(
-            f"No task was named. Name one, such as spectrakit {command} coffee, or set task.name=coffee."
-        )
-    typed = [w for w in overrides if w.lstrip("+").startswith(("task=", "task.name="))]
-    if typed and config.task.get("name") != task:
-        raise RequestError(f"{task} and {typed[-1]} name two tasks. Keep one of them.")
-    return task, config
 
 # %% ../../../nbs/94_cli/03_commands/01_training.ipynb #e4cc0446
 TO_BE_CONTINUED = 75  # EX_TEMPFAIL of sysexits.h: try again later
@@ -85,7 +58,7 @@ def train(arguments: Sequence[str]) -> int:
         say_at_once(f"{' '.join(options.words) or 'train'}: composing the settings, detecting the machine …")
     from spectrakit.api.actions import check_prediction, fit
 
-    task, config = _requested(options.words, options.config, trust=options.trust)
+    task, config = requested(options.words, options, "train")
     if options.predict:
         check_prediction(config, Path(options.predict))
     interrupt_on_sigterm()
@@ -98,7 +71,7 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def _report_submission(run: "Run", out: Path) -> int:
-    """Print the predictions after training; return the exit status, 1 if there are none."""
+    """Print the predictions after training; return 1 if there are none."""
     from spectrakit.prediction.submission_file import read_record
 
     state = read_record(run.path, out)
@@ -110,7 +83,7 @@ def _report_submission(run: "Run", out: Path) -> int:
 # %% ../../../nbs/94_cli/03_commands/01_training.ipynb #e4bb9581
 def check(arguments: Sequence[str]) -> int:
     """Test a task without training it: data, model, loss, step, evaluation, prediction, checkpoint."""
-    parser = make_parser(
+    parser = task_parser(
         "check",
         "Test TASK with these settings, as before the first step of a run, on the same device. No files "
         "remain. Exit status 1 if a part of the task fails.",
@@ -119,14 +92,11 @@ def check(arguments: Sequence[str]) -> int:
   spectrakit check my_task.py:Mine trainer=kaggle_safe data.batch_size=16
   spectrakit check --config runs/coffee-20261120-101500/config.yaml""",
     )
-    parser.add_argument("words", nargs="*", metavar="TASK | key=value", help="the task, then overrides and profiles")
-    parser.add_argument("--config", metavar="FILE", help="start from this YAML file, such as a run's config.yaml")
-    add_trust(parser)
     options = parser.parse_intermixed_args(arguments)
     say_at_once(f"{' '.join(options.words) or 'check'}: testing each part of the task for some seconds …")
     from spectrakit.api.check import check as check_task
 
-    task, config = _requested(options.words, options.config, "check", options.trust)
+    task, config = requested(options.words, options, "check")
     interrupt_on_sigterm()
     report = check_task(task, config)
     print_text(report, fold=True)
@@ -134,8 +104,7 @@ def check(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/01_training.ipynb #0a093782
 def _resume_parser() -> Parser:
-    """Return the parser of `spectrakit resume`."""
-    parser = make_parser(
+    parser = run_parser(
         "resume",
         "Continue a run from its newest valid checkpoint, in its own folder, or in a copy "
         "if the folder is read-only. Settings that change the result of training must be allowed by resume.allow. "
@@ -145,9 +114,8 @@ def _resume_parser() -> Parser:
   spectrakit resume runs/coffee-20261120-101500 watchdog.limit=2h
   spectrakit resume runs/coffee-20261120-101500 trainer.max_epochs=40 'resume.allow=[trainer.max_epochs]'""",
     )
-    parser.add_argument("run_dir", metavar="RUN", help="a run's folder, or its name")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changed settings")
-    parser.add_argument("--quiet", action="store_true", help="print only the result")
+    parser.option("overrides", "key=value", "changed settings", nargs="*")
+    parser.flag("--quiet", "print only the result")
     add_trust(parser)
     _add_requeue(parser)
     return parser
@@ -157,7 +125,7 @@ def resume(arguments: Sequence[str]) -> int:
     """Continue a run from its newest valid checkpoint."""
     options = _resume_parser().parse_intermixed_args(arguments)
     if not options.quiet:
-        say_at_once(f"{options.run_dir}: searching its newest valid checkpoint …")
+        say_at_once(f"{options.run}: searching its newest valid checkpoint …")
     from spectrakit.api.actions import resume as resume_run
     from spectrakit.api.run import open_run
     from spectrakit.config.compose import RequestError
@@ -167,7 +135,7 @@ def resume(arguments: Sequence[str]) -> int:
         if "=" not in word:
             raise RequestError(f"{word!r} is not a setting. Write RUN_DIR once, and settings as key=value.")
     interrupt_on_sigterm()
-    run = open_run(options.run_dir)
+    run = open_run(options.run)
     if run.status in ("completed", "early_stopped") and not options.overrides:
         print_text(f"{run.path.name} {finished_text(run.status)}; there is nothing to resume.")
     done = resume_run(run, None, *options.overrides, show=not options.quiet, trust=options.trust, on_error="return")
@@ -184,10 +152,10 @@ def predict(arguments: Sequence[str]) -> int:
   spectrakit predict runs/coffee-20261120-101500
   spectrakit predict my_task.py:Mine runs/a --with runs/b --with runs/c --how rank --out submission.csv""",
     )
-    parser.add_argument("words", nargs="+", metavar="[TASK] RUN_DIR", help="the task (default: the run's) and the run")
-    parser.add_argument("--out", metavar="FILE", help="write the task's table as CSV")
+    parser.option("words", "[TASK] RUN_DIR", "the task (default: the run's) and the run", nargs="+")
+    parser.option("--out", "FILE", "write the task's table as CSV")
     help_others = "average with this run, or with all runs in this folder; may be repeated"
-    parser.add_argument("--with", dest="others", action="append", default=[], metavar="RUN_DIR", help=help_others)
+    parser.option("--with", "RUN_DIR", help_others, dest="others", repeated=True)
     parser.add_argument("--how", default="mean", help="how to average: mean, rank, geometric or vote")
     add_trust(parser)
     options = parser.parse_intermixed_args(arguments)

@@ -31,47 +31,43 @@ _EXAMPLES = """
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #8b1c45a6
 def _wheelhouse_parser() -> Parser:
-    """Return the parser of `spectrakit wheelhouse`."""
     parser = make_parser("wheelhouse", _ABOUT, _EXAMPLES)
-    parser.add_argument("out", metavar="OUT", help="folder to make; an earlier wheelhouse is replaced")
-    parser.add_argument(
+    parser.option("out", "OUT", "folder to make; an earlier wheelhouse is replaced")
+    parser.option(
         "--for",
+        "WHERE",
+        "kaggle, colab, or any machine with torch: python==3.12; default: kaggle",
         dest="target",
         default="kaggle",
-        metavar="WHERE",
-        help="kaggle, colab, or any machine with torch: python==3.12; default: kaggle",
     )
-    parser.add_argument(
-        "--extras", action="append", default=[], metavar="NAMES", help="extras of spectrakit, such as demo,mlflow"
-    )
-    parser.add_argument(
+    parser.option("--extras", "NAMES", "extras of spectrakit, such as demo,mlflow", repeated=True)
+    parser.option(
         "--with",
+        "WHAT",
+        "additional package, for launch processes only if the platform has an older one; may be repeated",
         dest="launch",
-        action="append",
-        default=[],
-        metavar="WHAT",
-        help="additional package, for launch processes only if the platform has an older one; may be repeated",
+        repeated=True,
     )
-    parser.add_argument(
+    parser.option(
         "--packages",
-        metavar="FILE",
-        help="packages of the platform, as written there by: pip freeze --all > FILE; "
+        "FILE",
+        "packages of the platform, as written there by: pip freeze --all > FILE; "
         "default: the list that comes with spectrakit",
     )
-    parser.add_argument("--owner", metavar="NAME", help="your Kaggle user name, for dataset-metadata.json")
-    parser.add_argument("--wheel", metavar="FILE", help="wheel of spectrakit, if already built")
-    parser.add_argument("--no-check", action="store_true", help="do not try it")
+    parser.option("--owner", "NAME", "your Kaggle user name, for dataset-metadata.json")
+    parser.option("--wheel", "FILE", "wheel of spectrakit, if already built")
+    parser.flag("--no-check", "do not try it")
     return parser
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #2dda0951
 def _next_steps(house: "Wheelhouse") -> str:
-    """Return the remaining manual steps for a wheelhouse."""
-    from spectrakit.kaggle.offline.wheelhouse import NOBODY
+    """Return the remaining manual steps."""
+    from spectrakit.kaggle.offline.install_cell import PLACEHOLDER
 
     if house.manifest["for"].startswith("python"):
         return f"On that machine: python {shlex.quote(house.path.name + '/install.py')}"
     place, metadata = shlex.quote(str(house.path)), house.path / "dataset-metadata.json"
-    has_owner = not json.loads(metadata.read_text(encoding="utf-8"))["id"].startswith(NOBODY)
+    has_owner = not json.loads(metadata.read_text(encoding="utf-8"))["id"].startswith(PLACEHOLDER)
     owner = "" if has_owner else f"write your Kaggle user name into {metadata} (or use --owner), and\n"
     return (
         f"For Kaggle: {owner}kaggle datasets create -p {place} "

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from ...config.profile_files import place, read_text
-from .platform_packages import shipped_on
+from .platform_packages import normal_name, shipped_on
 from ...system.errors import RequestError
 
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #55ae3614
@@ -47,7 +47,7 @@ FAMILIES = {
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #49bf0561
 def modules_of(package: str) -> set[str]:
     """Return modules that a package may contain, in lower case, by table or name."""
-    name = re.sub(r"[-_.]+", "-", package).lower()
+    name = normal_name(package)
     if name in MODULES:
         return set(MODULES[name])
     bare = re.sub(r"-(cu\d+|cuda\d+x)$", "", name)

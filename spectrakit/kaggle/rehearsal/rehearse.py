@@ -32,7 +32,7 @@ from ...tasks.table.files import sample_file
 _PLACES = {"dataset": "datasets", "competition": "competitions", "kernel": "notebooks", "model": "models"}
 
 
-def _lay(folder: Path, inputs: Path, name: str) -> None:
+def _mount(folder: Path, inputs: Path, name: str) -> None:
     """Link the files of `folder` to `name` below `inputs`, also at the older path /kaggle/input/SLUG."""
     copy = link_or_copy if sealing()[0] else shutil.copy2  # without a seal a kernel could write to linked files
     shutil.copytree(folder, inputs / name, symlinks=True, dirs_exist_ok=True, copy_function=copy)
@@ -51,7 +51,7 @@ def attach(kernel: Kernel, data: Path, cup: str, inputs: Path) -> list[str]:
         inputs: Folder that becomes /kaggle/input.
     """
     missing = []
-    _lay(data, inputs, f"competitions/{cup}")
+    _mount(data, inputs, f"competitions/{cup}")
     for kind, owner, slug in sources_of(kernel.values):
         name = f"{owner}/{slug}" if owner else slug
         ours = slug == kernel.wheels_slug and kernel.wheels_folder is None  # spectrakit is installed here
@@ -60,7 +60,7 @@ def attach(kernel: Kernel, data: Path, cup: str, inputs: Path) -> list[str]:
         try:
             folder = kernel.wheels_folder if slug == kernel.wheels_slug else find_input(name)
             assert folder is not None
-            _lay(folder, inputs, f"{_PLACES[kind]}/{name}")
+            _mount(folder, inputs, f"{_PLACES[kind]}/{name}")
         except (FileNotFoundError, ValueError, AssertionError):
             missing.append(f"{kind} {name}")
     return missing
@@ -211,7 +211,7 @@ def _stage(kernel: Kernel, data: Path, cup: str) -> Iterator[tuple[Path, Path, l
         yield inputs, working, attach(kernel, data, cup, inputs)
 
 
-def _play(kernel: Kernel, data: Path, cup: str, how: Rehearsal, hidden: bool) -> list[Finding]:
+def _run_one(kernel: Kernel, data: Path, cup: str, how: Rehearsal, hidden: bool) -> list[Finding]:
     where = "hidden test set" if hidden else "public data"
     print(f"--- a session with the {where}", flush=True)
     with _stage(kernel, data, cup) as (inputs, working, missing):
@@ -243,10 +243,10 @@ def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:
         small = Path(place, cup)
         notes = cut_data(data, small, how.rows)
-        findings += _play(kernel, small, cup, how, hidden=False)
+        findings += _run_one(kernel, small, cup, how, hidden=False)
         try:
             notes += hide(small, how.seed)[1]
-            findings += _play(kernel, small, cup, how, hidden=True)
+            findings += _run_one(kernel, small, cup, how, hidden=True)
         except RequestError as error:
             notes.append(str(error))
     findings += [Finding("ok", "data", note) for note in notes]
