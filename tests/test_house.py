@@ -498,7 +498,6 @@ LONGEST_CELL = 40  # lines
 
 # (notebook, first name in the cell) → why it is longer: it would be worse cut up
 LONG_CELLS = {
-    ("88_kaggle/06_mistakes", "REMOVED"): "a table: a row for each name that is gone",
     ("50_train/08_start/00_sanity_check", "SanityCheck"): "a table of fields, and methods of a line",
     ("00_system/00_secret_masking", "_FIRST"): "a table: a line for each service whose keys are known",
     ("00_system/00_secret_masking", "_BETWEEN"): "a table: what a secret without a beginning of its own looks like",

@@ -81,13 +81,6 @@ def _dispatch(words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 0
 
 # %% ../../nbs/94_cli/02_main.ipynb #1b054c0c
-def _is_request(error: ValueError) -> bool:
-    """Return whether it is a RequestError or an unreadable SPECTRAKIT_… variable."""
-    from spectrakit.system.errors import RequestError
-
-    return isinstance(error, RequestError) or "SPECTRAKIT_" in str(error)
-
-
 def _status(words: list[str]) -> int:
     """Run the command of `words`, report an error in one line; return the exit status."""
     try:
@@ -95,7 +88,9 @@ def _status(words: list[str]) -> int:
         sys.stdout.flush()
         return status
     except ValueError as error:  # RequestError, and errors of platform variables
-        if not _is_request(error):
+        from spectrakit.system.errors import RequestError
+
+        if not isinstance(error, RequestError) and "SPECTRAKIT_" not in str(error):
             raise
         print_text(f"spectrakit: {error}", to_stderr=True)
         return 2

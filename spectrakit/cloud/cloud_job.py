@@ -118,10 +118,12 @@ def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force
     files = {folder / name: text for name, text in {**texts, **copied}.items()}
     same = source is not None and source.resolve().parent == folder.resolve()
     refuse_existing(folder, [path.name for path in files if not (same and source and path.name == source.name)], force)
-    write_files(folder, files)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("spectrakit_train-*.whl"):
             old.unlink()
-        return [*files, own_wheel(folder.resolve())]
+        wheel = own_wheel(folder.resolve())
     except OSError as error:
         raise RequestError(f"{str(folder)!r} cannot be written: {error.strerror}. Choose another folder.") from None
+    write_files(folder, files)
+    return [*files, wheel]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PAUSES_S', 'FAILED', 'KaggleError', 'client', 'shown_command', 'explain_failure', 'is_passing', 'call_client',
-           'ask_client', 'Pushed', 'LocalInputs', 'push_kernel', 'kernel_name', 'kernel_status', 'kernel_logs',
-           'kernel_output', 'pull_kernel']
+           'ask_client', 'Pushed', 'LocalInputs', 'fill_owner', 'push_kernel', 'kernel_name', 'kernel_status',
+           'kernel_logs', 'kernel_output', 'pull_kernel']
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #f2f4a123
 import json
@@ -170,12 +170,14 @@ def _check_push(inputs: LocalInputs, timeout_s: float | None) -> None:
         raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #f5a4f7d9
-def _fill_owner(folder: Path, owner: str | None) -> None:
-    file = folder / KERNEL_FILE
+def fill_owner(file: Path, owner: str | None) -> dict[str, Any]:
+    """Replace the placeholder in a metadata file by `owner`; return its entries."""
     values = read_metadata(file)
     if owner and (filled := with_owner(values, owner)) != values:
         write_atomic(file, json.dumps(filled, indent=2, ensure_ascii=False) + "\n")
         print(f"{file.name}: {owner} in place of {PLACEHOLDER}")
+        return filled
+    return values
 
 
 def _fill_wheels(folder: Path, wheels: Path | str | None) -> None:
@@ -265,7 +267,7 @@ def push_kernel(
         return Pushed(checked, shown_command(arguments))
     client()  # before a file is changed
     _check_wheels(folder, inputs.wheels, anyway)
-    _fill_owner(folder, account)
+    fill_owner(folder / KERNEL_FILE, account)
     _fill_wheels(folder, inputs.wheels)
     return _read_answer(checked, arguments, call_client(arguments))
 

@@ -405,46 +405,32 @@ _NUMPY = (
 )
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #98358b7a
+_REMOVED = """
+numpy.asscalar: value.item()|pandas.datetime: datetime.datetime|pandas.np: numpy|pandas.Int64Index: pandas.Index
+pandas.Float64Index: pandas.Index|pandas.Panel: a DataFrame with two levels
+sklearn.preprocessing.Imputer: sklearn.impute.SimpleImputer
+sklearn.preprocessing.imputation: sklearn.impute.SimpleImputer|sklearn.grid_search: sklearn.model_selection
+sklearn.inspection.plot_partial_dependence: sklearn.inspection.PartialDependenceDisplay
+sklearn.metrics.plot_precision_recall_curve: sklearn.metrics.PrecisionRecallDisplay
+transformers.AutoModelWithLMHead: transformers.AutoModelForCausalLM|tensorflow.contrib: TensorFlow's own functions
+keras.utils.np_utils: keras.utils|torch.symeig: torch.linalg.eigh
+albumentations.pytorch.ToTensor: albumentations.pytorch.ToTensorV2
+albumentations.Cutout: albumentations.CoarseDropout|inspect.getargspec: inspect.getfullargspec|imp: importlib
+transformers.AdamW: torch.optim.AdamW|transformers.optimization.AdamW: torch.optim.AdamW
+sklearn.datasets.load_boston: another data set
+sklearn.metrics.plot_confusion_matrix: sklearn.metrics.ConfusionMatrixDisplay
+sklearn.metrics.plot_roc_curve: sklearn.metrics.RocCurveDisplay|sklearn.externals.joblib: joblib
+sklearn.cross_validation: sklearn.model_selection|scipy.integrate.simps: scipy.integrate.simpson
+scipy.integrate.trapz: scipy.integrate.trapezoid|scipy.integrate.cumtrapz: scipy.integrate.cumulative_trapezoid
+scipy.signal.gaussian: scipy.signal.windows.gaussian|scipy.misc.imread: imageio.v3.imread
+scipy.misc.imresize: PIL.Image.Image.resize|PIL.Image.ANTIALIAS: PIL.Image.LANCZOS
+collections.Mapping: collections.abc.Mapping|collections.Iterable: collections.abc.Iterable"""
 REMOVED = {  # dotted name: replacement
     **{f"numpy.{name}": name for name in ("float", "int", "object", "str", "complex")},
     **{f"numpy.{name}": f"numpy.{new}" for name, new in (pair.split(":") for pair in _NUMPY.split())},
-    "numpy.asscalar": "value.item()",
-    "pandas.datetime": "datetime.datetime",
-    "pandas.np": "numpy",
-    "pandas.Int64Index": "pandas.Index",
-    "pandas.Float64Index": "pandas.Index",
-    "pandas.Panel": "a DataFrame with two levels",
-    "sklearn.preprocessing.Imputer": "sklearn.impute.SimpleImputer",
-    "sklearn.preprocessing.imputation": "sklearn.impute.SimpleImputer",
-    "sklearn.grid_search": "sklearn.model_selection",
-    "sklearn.inspection.plot_partial_dependence": "sklearn.inspection.PartialDependenceDisplay",
-    "sklearn.metrics.plot_precision_recall_curve": "sklearn.metrics.PrecisionRecallDisplay",
-    "transformers.AutoModelWithLMHead": "transformers.AutoModelForCausalLM",
     **{f"tensorflow.{name}": f"tensorflow.compat.v1.{name}" for name in ("Session", "placeholder", "ConfigProto")},
     **{f"tensorflow.{name}": "tensorflow.random.set_seed" for name in ("set_random_seed", "random.set_random_seed")},
-    "tensorflow.contrib": "TensorFlow's own functions",
-    "keras.utils.np_utils": "keras.utils",
-    "torch.symeig": "torch.linalg.eigh",
-    "albumentations.pytorch.ToTensor": "albumentations.pytorch.ToTensorV2",
-    "albumentations.Cutout": "albumentations.CoarseDropout",
-    "inspect.getargspec": "inspect.getfullargspec",
-    "imp": "importlib",
-    "transformers.AdamW": "torch.optim.AdamW",
-    "transformers.optimization.AdamW": "torch.optim.AdamW",
-    "sklearn.datasets.load_boston": "another data set",
-    "sklearn.metrics.plot_confusion_matrix": "sklearn.metrics.ConfusionMatrixDisplay",
-    "sklearn.metrics.plot_roc_curve": "sklearn.metrics.RocCurveDisplay",
-    "sklearn.externals.joblib": "joblib",
-    "sklearn.cross_validation": "sklearn.model_selection",
-    "scipy.integrate.simps": "scipy.integrate.simpson",
-    "scipy.integrate.trapz": "scipy.integrate.trapezoid",
-    "scipy.integrate.cumtrapz": "scipy.integrate.cumulative_trapezoid",
-    "scipy.signal.gaussian": "scipy.signal.windows.gaussian",
-    "scipy.misc.imread": "imageio.v3.imread",
-    "scipy.misc.imresize": "PIL.Image.Image.resize",
-    "PIL.Image.ANTIALIAS": "PIL.Image.LANCZOS",
-    "collections.Mapping": "collections.abc.Mapping",
-    "collections.Iterable": "collections.abc.Iterable",
+    **dict(entry.split(": ") for entry in re.split(r"[|\n]", _REMOVED.strip())),
 }
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #9a912be0

@@ -28,6 +28,7 @@ from spectrakit.kaggle.client import (
     call_client,
     client,
     explain_failure,
+    fill_owner,
     kernel_logs,
     kernel_name,
     kernel_output,
@@ -41,7 +42,6 @@ from spectrakit.kaggle.metadata import (
     known_owner,
     one_line,
     read_metadata,
-    with_owner,
 )
 from .offline.install_cell import list_sha256
 from .offline.wheelhouse import WheelhouseOptions, make_wheelhouse
@@ -158,10 +158,7 @@ def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOption
     Raises:
         RequestError: The owner is unknown.
     """
-    values = read_metadata(house / DATASET_FILE)
-    if owner and (filled := with_owner(values, owner)) != values and not options.dry_run:
-        write_atomic(house / DATASET_FILE, json.dumps(filled, indent=2, ensure_ascii=False) + "\n")
-        values = filled
+    values = fill_owner(house / DATASET_FILE, None if options.dry_run else owner)
     name, sha256 = str(values.get("id")), list_sha256(house)
     if name.startswith(PLACEHOLDER) and not options.dry_run:
         raise RequestError(f"The owner of the data set {house} is not known. Give --owner NAME, your Kaggle name.")

@@ -273,11 +273,6 @@ def _atomic_folder(out: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
-
-def _check_adapters(run: Run, model: Any, adapters: bool) -> None:
-    if adapters and not hasattr(model, "peft_config"):
-        raise RequestError(f"{run.path.name} has no adapters: it was trained without task.lora_rank. Remove adapters.")
-
 # %% ../../nbs/92_lm/07_exporting.ipynb #d3eadc0a
 def export(
     run: Run | str | Path,
@@ -307,7 +302,8 @@ def export(
     name = base or _name_of(run, task)
     _check_not_begun_with(name, out)
     model, tokenizer = _trained(run, task, base), load_tokenizer(name)
-    _check_adapters(run, model, adapters)
+    if adapters and not hasattr(model, "peft_config"):
+        raise RequestError(f"{run.path.name} has no adapters: it was trained without task.lora_rank. Remove adapters.")
     end = end_of_text(tokenizer, _option(run, task, "eos_token"))
     base_dtype = "auto" if _option(run, task, "dtype") == "auto" else None
     written = _Export(name, end, adapters, dtype or base_dtype)

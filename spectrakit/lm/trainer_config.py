@@ -139,14 +139,9 @@ def check_fields(fields: TrainerFields) -> None:
 _OWN_KEYS = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps", "betas": "optimizer.betas"}
 
 
-def _word(key: str, value: Any) -> str:
-    value = list(value) if isinstance(value, tuple) else value
-    return f"{key}={json.dumps(value, ensure_ascii=False)}"
-
-
-def _data_words(f: TrainerFields) -> list[str]:
+def _data_settings(f: TrainerFields) -> dict[str, Any]:
     lengths = "packed" if f.packing else "dynamic" if f.dynamic_batch else "padded"
-    pairs = {
+    return {
         "task.model": f.model_name,
         "task.data": f.dataset_name,
         "task.subset": f.subset,
@@ -163,13 +158,12 @@ def _data_words(f: TrainerFields) -> list[str]:
         "data.shuffle": f.shuffle_buffer > 0,
         "data.shuffle_buffer": f.shuffle_buffer,
     }
-    return [_word(key, value) for key, value in pairs.items()]
 
 # %% ../../nbs/92_lm/08_trainer_config.ipynb #0f17c24c
-def _optimizer_words(f: TrainerFields) -> list[str]:
+def _optimizer_settings(f: TrainerFields) -> dict[str, Any]:
     inner = {_OWN_KEYS.get(name, f"optimizer.options.{name}"): value for name, value in f.inner_opt_kwargs.items()}
     outer = {f"diloco.outer_opt_kwargs.{name}": value for name, value in f.outer_opt_kwargs.items()}
-    pairs = {
+    return {
         "optimizer.name": f.inner_opt.lower(),
         "optimizer.lr": f.lr,
         **inner,
@@ -185,15 +179,14 @@ def _optimizer_words(f: TrainerFields) -> list[str]:
         "diloco.outer_grad_clip": f.outer_grad_clip,
         "training.gradient_checkpointing": f.gradient_checkpointing,
     }
-    return [_word(key, value) for key, value in pairs.items()]
 
 # %% ../../nbs/92_lm/08_trainer_config.ipynb #ee3cd9dd
 _NEVER = 10**6  # epochs; evaluations follow the outer loops
 
 
-def _run_words(f: TrainerFields) -> list[str]:
+def _run_settings(f: TrainerFields) -> dict[str, Any]:
     trackers = ["csv"] if f.log_with is None else ["csv", f.log_with]
-    pairs = {
+    return {
         "run.dir": f.output_dir,
         "checkpoint.every_n_steps": f.checkpoint_steps or None,
         "checkpoint.every_n_epochs": None,
@@ -204,7 +197,6 @@ def _run_words(f: TrainerFields) -> list[str]:
         "tracking.names": trackers,
         "tracking.tensorboard_dir": (f.log_dir or f"{f.output_dir}/logs") if f.log_with == "tensorboard" else None,
     }
-    return [_word(key, value) for key, value in pairs.items()]
 
 # %% ../../nbs/92_lm/08_trainer_config.ipynb #3a81859b
 @dataclass(frozen=True)
@@ -222,7 +214,8 @@ class TrainerConfig(TrainerFields):
 
     def words(self) -> list[str]:
         """Return the settings as for `spectrakit train lm`."""
-        return [*_data_words(self), *_optimizer_words(self), *_run_words(self), *self.overrides]
+        pairs = {**_data_settings(self), **_optimizer_settings(self), **_run_settings(self)}
+        return [*(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in pairs.items()), *self.overrides]
 
     def compose(self, *overrides: str) -> Config:
         """Return the settings with `overrides` on top; raise RequestError if invalid."""

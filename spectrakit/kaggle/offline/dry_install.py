@@ -178,10 +178,6 @@ def _install_and_check(
     ], []
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #85d7b664
-def _served_pythons(wheelhouse: Path) -> list[str]:
-    return json.loads((wheelhouse / "wheelhouse.json").read_text(encoding="utf-8"))["python"]
-
-
 def _untried(
     shipped: PlatformPackages, python: str | None, tried_with: Sequence[str], isolated: bool
 ) -> tuple[str, ...]:
@@ -208,7 +204,8 @@ def dry_install(wheelhouse: Path, shipped: PlatformPackages, folder: Path) -> Dr
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if find_spec("pip") is None or not sys.platform.startswith("linux"):
         return DryInstall((), ("the installation, which needs pip and Linux",))
-    python, served = find_python(shipped.minor), _served_pythons(wheelhouse)
+    python = find_python(shipped.minor)
+    served = json.loads((wheelhouse / "wheelhouse.json").read_text(encoding="utf-8"))["python"]
     pythons = dict.fromkeys(((python, shipped.minor), (sys.executable, here)))
     trials = [(path, version) for path, version in pythons if path is not None and version in served]
     outcomes: list[str] = []
