@@ -169,7 +169,7 @@ def _check_push(inputs: LocalInputs, timeout_s: float | None) -> None:
     if not timeout_s >= 60:
         raise RequestError(f"A timeout of {timeout_s:g} s ends the session before it begins. Give more, such as 9h.")
 
-# %% ../../nbs/88_kaggle/09_client.ipynb #f5a4f7d9
+# %% ../../nbs/88_kaggle/09_client.ipynb #fo000001
 def fill_owner(file: Path, owner: str | None) -> dict[str, Any]:
     """Replace the placeholder in a metadata file by `owner`; return its entries."""
     values = read_metadata(file)
@@ -179,7 +179,7 @@ def fill_owner(file: Path, owner: str | None) -> dict[str, Any]:
         return filled
     return values
 
-
+# %% ../../nbs/88_kaggle/09_client.ipynb #f5a4f7d9
 def _fill_wheels(folder: Path, wheels: Path | str | None) -> None:
     """Write the hash of `wheels`, or of those beside the kernel if it names none, into the install cell."""
     house, file = wheels or wheels_beside(folder), folder / str(read_metadata(folder / KERNEL_FILE).get("code_file"))
