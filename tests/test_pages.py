@@ -1,7 +1,9 @@
 """README.md and the pages of docs/: short, with links that lead somewhere, and words that the kit understands."""
 
 import ast
+import contextlib
 import inspect
+import io
 import re
 import shlex
 import subprocess
@@ -111,6 +113,25 @@ def test_python_on_a_page_uses_what_there_is(page):
                 inspect.signature(there).bind_partial(
                     *node.args, **{word.arg: word for word in node.keywords if word.arg}
                 )
+
+
+def test_the_example_of_a_cost_prints_what_its_page_says():
+    page, printed = ROOT / "docs" / "cost.md", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(blocks(page, "python")[0], {})
+    assert printed.getvalue() == blocks(page, "text")[0] and "25 h, 139.75 $" in printed.getvalue()
+
+
+def test_the_tables_of_places_name_what_their_profiles_set():
+    rows = re.findall(
+        r"^\| (micro batch|loader workers) \| (.+) \|$", (ROOT / "docs" / "cost.md").read_text("utf-8"), re.M
+    )
+    configs = [compose(f"trainer={name}", "env=auto") for name in ("smoke", "local_safe", "kaggle", "a100")]
+    values = {
+        "micro batch": [config.data.micro_batch_size for config in configs],
+        "loader workers": [config.dataloader.num_workers for config in configs],
+    }
+    assert dict(rows) == {name: " | ".join(map(str, found)) for name, found in values.items()}
 
 
 @each_page

@@ -10,6 +10,7 @@ import pytest
 
 import settings_page
 from spectrakit.config.explain import explain
+from spectrakit.config.profile_files import profiles
 from spectrakit.config.schema import Config, settings
 from spectrakit.config.setting_help import setting_help, setting_page
 from spectrakit.system.errors import RequestError
@@ -39,7 +40,8 @@ def test_each_setting_is_read_by_the_code():
 
 def test_the_pages_of_settings_are_those_of_the_schema():
     rendered = settings_page.render()
-    assert {*rendered} == {settings_page.PAGE, *settings_page.PAGE.with_suffix("").glob("*.md")}
+    written = {settings_page.PAGE, settings_page.CHEAT_SHEET}
+    assert {*rendered} == {*written, *settings_page.PAGE.with_suffix("").glob("*.md")}
     for path, text in rendered.items():
         assert path.read_text(encoding="utf-8") == text, "run `python tools/settings_page.py`"
 
@@ -74,3 +76,8 @@ def test_every_anchor_that_the_package_names_exists():
     for path in [*(ROOT / "spectrakit").rglob("*.py"), ROOT / "README.md"]:
         for page, anchor in re.findall(r"(docs/settings/\w+\.md)#(\w+)", path.read_text(encoding="utf-8")):
             assert anchor in anchors(ROOT / page), path
+
+
+def test_each_built_in_profile_is_on_the_cheat_sheet():
+    text = settings_page.CHEAT_SHEET.read_text(encoding="utf-8")
+    assert not [name for names in profiles().values() for name in names if f"| `{name}` |" not in text]
