@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['P', 'R', 'override', 'profile_settings', 'takes_words', 'compose', 'asked_settings', 'from_dict', 'sha256', 'diff',
-           'snapshot', 'describe']
+           'snapshot', 'describe', 'with_profile']
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fcf4
 import contextlib
@@ -863,3 +863,19 @@ def describe(config: Config, only: set[str] | None = None) -> str:
         value = value.removesuffix("...\n").strip()
         lines.append(f"{'  ' if head else ''}{name}: {value}".ljust(42) + f"  # {spec.help}")
     return "\n".join(lines)
+
+# %% ../../nbs/05_config/04_compose.ipynb #cdc8ff9a
+def with_profile(config: Config, name: str, group: str) -> Config:
+    """Return `config` with the settings of a profile for all that neither a profile nor a person has changed.
+
+    Without a file of this name `config` is returned unchanged. RequestError if the profile is not valid.
+    """
+    if not any((folder / group / f"{name}.yaml").is_file() for folder in profile_folders()):
+        return config
+    usual, typed = compose(), config.typed or ()
+    free = [
+        (key, value)
+        for key, value in profile_settings(name, group).items()
+        if key not in typed and get(config, key) == get(usual, key)
+    ]
+    return dataclasses.replace(_build(_overlay(dict(flat(to_dict(config))), dict(free)), ()), typed=config.typed)

@@ -164,9 +164,9 @@ def _reason(name: str, mode: str, why: str) -> str:
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #m0000004
 TABLE_METRICS = {
-    "classes": ("accuracy", "macro_f1", "auc"),  # auc: two classes
-    "labels": ("accuracy", "auc"),
-    "numbers": ("rmse", "mae", "r2"),
+    "classes": ("logloss", "accuracy", "macro_f1", "auc", "error"),  # auc: two classes
+    "labels": ("logloss", "accuracy", "auc", "error"),
+    "numbers": ("rmse", "mae", "r2", "error"),  # error: by task.metric
 }
 LOSS = "val_loss"  # log loss for classes and labels
 _OTHER_NAMES = {

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..config.compose import with_profile
 from ..config.schema import Config, to_dict
 from ..distributed.hang_detector import try_lock
 from ..distributed.topology import launch_folder
@@ -174,7 +175,7 @@ def check_config(config: Any, caller: str) -> None:
 
 
 def with_task(config: Config, task: Any, caller: str) -> Config:
-    """Return `config` with the name of `task`, an object or a name.
+    """Return `config` with the name of `task`, an object or a name, and the settings of a built-in task.
 
     Raise RequestError, which names the function `caller`, if either is invalid.
     """
@@ -185,7 +186,7 @@ def with_task(config: Config, task: Any, caller: str) -> Config:
     else:
         check_task(task, config)
         name = name_of(task)
-    return replace(config, task={**config.task, "name": name})
+    return with_profile(replace(config, task={**config.task, "name": name}), name, "tasks")
 
 # %% ../../nbs/60_launch/03_job.ipynb #fea97f29
 @dataclass(frozen=True)

@@ -356,6 +356,15 @@ class Task:
         return None
 
     @optional
+    def describe(self, cfg: Config) -> str:
+        """Return a description of the data in lines, shown before training. Default: none.
+
+        Args:
+            cfg: Settings of the run.
+        """
+        return ""
+
+    @optional
     def sample_submission(self, cfg: Config) -> Any:
         """Return the competition's sample submission, a file or a table. Default: the only one among the inputs.
 

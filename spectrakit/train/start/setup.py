@@ -445,13 +445,14 @@ def _read_data(
 ) -> _Read:
     with reported("data", Scene(task, "datasets", "when it was read"), watch.result) as notes:
         train, valid = read_datasets(task, config, lambda text: log.write("message", text=text))
-        if training_only:
-            valid = None
+        valid = None if training_only else valid
         sampled = sampled_order(task, train, config)
         plan = plan_batches(config, len(train) if sampled is None else len(sampled), context.world_size)
         warmup_length(config.scheduler, 1, 1)  # refuses two warm-ups
         prints = data_fingerprints(config, train, valid) if context.is_main and not training_only else None
         check_datasets(train, valid, config.data.allow_nan)
+        if prints is not None and provides(task, "describe"):
+            log.write("message", text=task.describe(config))
         notes.append(f"{plan.samples} training samples, {0 if valid is None else len(valid)} for validation")
     return _Read(train, valid, sampled, plan, prints)
 
