@@ -347,7 +347,7 @@ def _gets_means(name: str, columns: Columns, column: Any, texts: list[str]) -> b
         return 4 * REPEATED < values <= len(texts) / 3 and not whole[np.isfinite(whole)].any()
     return REPEATED < values <= len(texts) / 2
 
-
+# %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #deca576d
 def _coded(texts: list[str]) -> tuple[list[str], np.ndarray]:
     levels = sorted({*texts} - {""})
     codes = {level: code for code, level in enumerate(levels)}
