@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['REMOVED', 'RULES', 'trees', 'nodes_of', 'called_name', 'imported_names', 'root_name', 'given_values', 'index_column',
-           'form_of_table', 'elsewhere', 'misspelt_submission', 'outside_the_rerun', 'fixed_rows', 'exits', 'screens',
-           'pandas_tables', 'removed_names', 'missing_programs', 'spawned_functions', 'flash_attention', 'bf16',
-           'training_before_serving', 'mistake_findings']
+           'form_of_table', 'misplaced_submission', 'misspelt_submission', 'outside_the_rerun', 'fixed_rows', 'exits',
+           'screens', 'pandas_tables', 'removed_names', 'missing_programs', 'spawned_functions', 'flash_attention',
+           'bf16', 'training_before_serving', 'mistake_findings']
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f04b6436
 import ast
@@ -120,7 +120,7 @@ def form_of_table(kernel: Kernel) -> Iterator[Finding]:
                 yield Finding(level_of(use), "submission", text, use.where)
 
 
-def elsewhere(kernel: Kernel) -> Iterator[Finding]:
+def misplaced_submission(kernel: Kernel) -> Iterator[Finding]:
     """Find a submission outside /kaggle/working."""
     written = [one for one in _written_paths(kernel) if re.search(r"(^|/)submission\.(csv|parquet)$", one[1])]
     outside = re.compile(r"(?!\.?/?submission|/kaggle/working/submission)[\w./-]+$")
@@ -706,7 +706,7 @@ def training_before_serving(kernel: Kernel) -> Iterator[Finding]:
 RULES: tuple[Callable[[Kernel], Iterator[Finding]], ...] = (
     index_column,
     form_of_table,
-    elsewhere,
+    misplaced_submission,
     misspelt_submission,
     outside_the_rerun,
     fixed_rows,

@@ -229,7 +229,7 @@ def submission_findings(kernel: Kernel) -> list[Finding]:
     """Return findings on a competition that is not read or gets no submission."""
     if isinstance(tags := kernel.values.get("keywords"), list) and "util-script" in tags:
         return []
-    cups = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
+    competitions = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
     facts = kernel.facts
     texts = [use.name for use in (*facts.texts, *facts.values)] + [str(a) for use in facts.calls for a in use.args]
     words = [word for use in facts.shell for word in (use.name, *use.args)]
@@ -237,12 +237,12 @@ def submission_findings(kernel: Kernel) -> list[Finding]:
         use.tail in ("find_input", "competition_download") for use in facts.calls
     )
     findings = []
-    for cup in cups if kernel.cells else ():
-        if not looks_around and not any(cup in text for text in (*texts, *words)):
-            text = f"The competition {cup!r} is attached but never read. sk.find_input({cup!r}) is its folder."
+    for slug in competitions if kernel.cells else ():
+        if not looks_around and not any(slug in text for text in (*texts, *words)):
+            text = f"The competition {slug!r} is attached but never read. sk.find_input({slug!r}) is its folder."
             findings.append(Finding("warning", "submission", text, KERNEL_FILE))
     made = [text for text in (*texts, *words, *facts.written) if "submission" in _SAMPLES.sub("", text.lower())]
-    if cups and kernel.cells and not made and not _serves(kernel):
+    if competitions and kernel.cells and not made and not _serves(kernel):
         text = "No submission is written. To submit this kernel: sk.fit(…, predict='submission.csv') writes one."
         findings.append(Finding("warning", "submission", text))
     return findings

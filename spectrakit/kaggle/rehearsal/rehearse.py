@@ -41,21 +41,21 @@ def _mount(folder: Path, inputs: Path, name: str) -> None:
         older.symlink_to(name)
 
 
-def attach(kernel: Kernel, data: Path, cup: str, inputs: Path) -> list[str]:
+def attach(kernel: Kernel, data: Path, competition: str, inputs: Path) -> list[str]:
     """Link a kernel's sources below `inputs`, as Kaggle mounts them; return missing ones.
 
     Args:
         kernel: The kernel.
         data: Folder with the competition's data.
-        cup: Slug of the competition.
+        competition: Slug of the competition.
         inputs: Folder that becomes /kaggle/input.
     """
     missing = []
-    _mount(data, inputs, f"competitions/{cup}")
+    _mount(data, inputs, f"competitions/{competition}")
     for kind, owner, slug in sources_of(kernel.values):
         name = f"{owner}/{slug}" if owner else slug
         ours = slug == kernel.wheels_slug and kernel.wheels_folder is None  # spectrakit is installed here
-        if (kind, slug) == ("competition", cup) or ours:
+        if (kind, slug) == ("competition", competition) or ours:
             continue
         try:
             folder = kernel.wheels_folder if slug == kernel.wheels_slug else find_input(name)
@@ -183,38 +183,39 @@ class Rehearsal:
     seed: int = 0  # of the hidden test set
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #74ba3e97
-def _cup_of(kernel: Kernel) -> str:
-    cups = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
-    if not cups:
+def _competition_slug(kernel: Kernel) -> str:
+    slugs = [slug for kind, _, slug in sources_of(kernel.values) if kind == "competition"]
+    if not slugs:
         raise RequestError(
             "The kernel has no competition attached, so it cannot be rehearsed. See competition_sources."
         )
-    return cups[0]
+    return slugs[0]
 
 
-def _data_of(cup: str, given: Path | str | None) -> Path:
+def _data_of(competition: str, given: Path | str | None) -> Path:
     try:
-        folder = find_input(cup) if given is None else checked_path(given, "The competition's files")
+        folder = find_input(competition) if given is None else checked_path(given, "The competition's files")
     except (FileNotFoundError, ValueError):
-        mend = f"kaggle competitions download {cup} -p DIR fetches them; unpack them, and name DIR with --files DIR."
-        raise RequestError(f"The files of {cup} are not here, and a rehearsal needs them. {mend}") from None
+        fetch = f"kaggle competitions download {competition} -p DIR fetches them"
+        mend = f"{fetch}; unpack them, and name DIR with --files DIR."
+        raise RequestError(f"The files of {competition} are not here, and a rehearsal needs them. {mend}") from None
     if not folder.is_dir():
         raise RequestError(f"{str(folder)!r} is not a folder. Name the one with the competition's files.")
     return folder
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #88d8b876
 @contextmanager
-def _stage(kernel: Kernel, data: Path, cup: str) -> Iterator[tuple[Path, Path, list[str]]]:
+def _stage(kernel: Kernel, data: Path, competition: str) -> Iterator[tuple[Path, Path, list[str]]]:
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-", ignore_cleanup_errors=True) as place:
         inputs, working = Path(place, "input"), Path(place, "working")
         working.mkdir()
-        yield inputs, working, attach(kernel, data, cup, inputs)
+        yield inputs, working, attach(kernel, data, competition, inputs)
 
 
-def _run_one(kernel: Kernel, data: Path, cup: str, how: Rehearsal, hidden: bool) -> list[Finding]:
+def _run_one(kernel: Kernel, data: Path, competition: str, how: Rehearsal, hidden: bool) -> list[Finding]:
     where = "hidden test set" if hidden else "public data"
     print(f"--- a session with the {where}", flush=True)
-    with _stage(kernel, data, cup) as (inputs, working, missing):
+    with _stage(kernel, data, competition) as (inputs, working, missing):
         done = run_session(kernel.file, inputs, working, how.limit_s, rerun=hidden)
         file = sample_file(data)
         findings = judge(done, None if file is None else read_sample(file), where)
@@ -238,15 +239,15 @@ def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
         )
     folder = checked_path(folder, "The folder")
     kernel = open_kernel(folder, None, None)
-    cup = _cup_of(kernel)
-    data, findings = _data_of(cup, how.data), list[Finding]()
+    competition = _competition_slug(kernel)
+    data, findings = _data_of(competition, how.data), list[Finding]()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:
-        small = Path(place, cup)
+        small = Path(place, competition)
         notes = cut_data(data, small, how.rows)
-        findings += _run_one(kernel, small, cup, how, hidden=False)
+        findings += _run_one(kernel, small, competition, how, hidden=False)
         try:
             notes += hide(small, how.seed)[1]
-            findings += _run_one(kernel, small, cup, how, hidden=True)
+            findings += _run_one(kernel, small, competition, how, hidden=True)
         except RequestError as error:
             notes.append(str(error))
     findings += [Finding("ok", "data", note) for note in notes]
