@@ -32,7 +32,7 @@ from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 from ..task.checks.error_diagnosis import explained
 from ..task.task import check_task, collate_of, provides
-from ..task.task_modules import TaskModules, held_by, held_in_eval_mode, load_held, move_held, note_end
+from ..task.task_modules import TaskModules, held_by, held_in_eval_mode, load_held, move_held, record_end
 from ..train.evaluation import predict_views, test_dataset_of
 from ..train.learner.model import Saved, model_with
 from ..train.learner.seeding import repeatable, seed_everything
@@ -67,7 +67,7 @@ def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu")
     move_held(held, device)
     if missing := load_held(held, load_task_tensors(path)):
         notes = [*notes, f"the task no longer has {missing[0]}, which is in {path.name}"]
-    note_end(held)
+    record_end(held)
     steps = read_manifest(path).get("averaged", [])
     return model.eval(), path.name + (f", the mean of {len(steps)} checkpoints" if steps else ""), notes
 

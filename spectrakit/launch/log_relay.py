@@ -55,7 +55,7 @@ def _read(number: int) -> bytes | None:
         return None
 
 
-def _let_go(selector: selectors.BaseSelector, supervisor: socket.socket, held: list[int]) -> None:
+def _release_pipes(selector: selectors.BaseSelector, supervisor: socket.socket, held: list[int]) -> None:
     """Empty and close the pipes, and confirm to the supervisor; remaining writers are still served."""
     selector.unregister(supervisor)
     for key in list(selector.get_map().values()):
@@ -84,7 +84,7 @@ def serve() -> None:
         while selector.get_map():
             for key, _ in selector.select():
                 if key.data is None:
-                    _let_go(selector, supervisor, held)
+                    _release_pipes(selector, supervisor, held)
                 elif (raw := _read(key.fd)) is not None:
                     key.data.add(raw)
                     if not raw:

@@ -117,7 +117,7 @@ def _enter(folder: str) -> None:
         os.chdir(folder)
 
 # %% ../../nbs/60_launch/07_warm_worker.ipynb #e9a226b1
-def _move_in(job: dict, printed: IO[bytes]) -> None:
+def _enter_job(job: dict, printed: IO[bytes]) -> None:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -175,7 +175,7 @@ def serve(parent: int) -> int:
         job = _next_job(answers, files)
         if job is None:
             return 0
-        _move_in(job, printed)
+        _enter_job(job, printed)
     leave(start(job["folder"], parent=own))
 
 # %% ../../nbs/60_launch/07_warm_worker.ipynb #a7c10014

@@ -37,9 +37,9 @@ from spectrakit.system.files import (
     checked_path,
     is_inside,
     not_a_file,
-    odd_entries,
     read_bounded,
     read_mapping,
+    unsafe_entries,
     write_atomic,
 )
 from ..system.folder_signature import has_mark, mark_of
@@ -316,7 +316,7 @@ def not_a_run_text(path: Path, hint: str) -> str:
 
 def check_entries(path: Path) -> None:
     """Raise RequestError if the folder of a run or group holds a link, a pipe or the like."""
-    for entry, what in odd_entries(path):
+    for entry, what in unsafe_entries(path):
         raise RequestError(
             f"{entry.relative_to(path)} in {path.name} is {what}, and has to be a file of the run. "
             "Remove it, or copy the run without it."

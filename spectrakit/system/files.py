@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['T', 'fsync_path', 'open_regular', 'read_start', 'read_end', 'not_a_file', 'is_stream', 'open_new', 'replacing',
            'write_atomic', 'drop_leftovers', 'untouched_s', 'file_sha256', 'checked_path', 'NotInside', 'check_inside',
-           'is_inside', 'read_bounded', 'read_mapping', 'odd_entries', 'storage_problem', 'storage_cause',
+           'is_inside', 'read_bounded', 'read_mapping', 'unsafe_entries', 'storage_problem', 'storage_cause',
            'temporary_folder', 'followed', 'alone_with', 'Lookout']
 
 # %% ../../nbs/00_system/08_files.ipynb #55644c86
@@ -287,7 +287,7 @@ def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 # %% ../../nbs/00_system/08_files.ipynb #1c12dc40
-def odd_entries(folder: Path) -> Iterator[tuple[Path, str]]:
+def unsafe_entries(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield (path, description) of links that lead out of `folder`, and of pipes, sockets and devices."""
     real = folder.resolve()
     for parent, folders, files in os.walk(folder):

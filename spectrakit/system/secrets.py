@@ -57,7 +57,7 @@ class Secret:
         )
 
 # %% ../../nbs/00_system/06_secrets.ipynb #6387bfa2
-def _hand_out(name: str, value: str) -> Secret:
+def _as_masked(name: str, value: str) -> Secret:
     remember(name, value)
     return Secret(name, value)
 
@@ -166,7 +166,7 @@ def secret(name: str, default: str | None = None) -> Secret:
     if default is not None and not isinstance(default, str):
         raise ValueError("The default of a secret is text, such as ''. Without one, a missing secret is an error.")
     if value := os.environ.get(name):
-        return _hand_out(name, value)
+        return _as_masked(name, value)
     platform = detect().name
     reason = f"there is no environment variable {name}"
     read, timeout_s, mend = _STORES.get(
@@ -175,7 +175,7 @@ def secret(name: str, default: str | None = None) -> Secret:
     if read is not None:
         value, reason = _ask(read, name, timeout_s)
         if value is not None:
-            return _hand_out(name, value)
+            return _as_masked(name, value)
     if default is not None:
-        return _hand_out(name, default)
+        return _as_masked(name, default)
     raise SecretError(readable(f"There is no secret {name}: {reason}.{_suggested_name(name)} {mend.format(name=name)}"))

@@ -35,7 +35,7 @@ from spectrakit.task.checks.error_diagnosis import (
     rank_lost,
 )
 from ..task.checks.failure_report import with_reason
-from ..task.task_modules import note_end
+from ..task.task_modules import record_end
 from .gradient_accumulation import window_of
 from .learner.seeding import repeatable, unfilled
 from .part import Boundary, End, Ending, Rewind, methods
@@ -258,7 +258,7 @@ def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, 
         if hasattr(batches, "workers"):
             batches.workers.loader.close()
     if s.learner.held is not None:
-        note_end(s.learner.held)
+        record_end(s.learner.held)
     status, reason = with_a_model(s, status, reason)
     if not alone:  # all ranks end as rank 0, which has the disk
         status, reason = s.context.broadcast((status, reason))

@@ -59,12 +59,12 @@ from spectrakit.tuning.trial import (
     SETTINGS,
     ManyFolders,
     TrialResult,
+    explaining_move,
     holding_out,
     open_folder,
     result_of,
+    resumable_run,
     run_single_trial,
-    run_to_go_on_with,
-    staying,
 )
 from ..view.cell.many_runs import ManyView, Piece, mean_so_far
 from ..watchdog.time_budget import NoTimeLeft, short_time
@@ -395,7 +395,7 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
         if (path / name).is_file() and is_inside(path, path / name):
             shutil.copyfile(path / name, to / name)
     for folder in sorted(path.glob("fold-*")):
-        run = run_to_go_on_with(folder, trust)
+        run = resumable_run(folder, trust)
         if run is None:
             continue
         check_entries(run.path)
@@ -409,9 +409,9 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
     return to
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #ec98f213
-def folds_in_all(config: Config, itself: bool) -> int:
-    """Return the number of folds with repeats; `itself` if the task divides its samples."""
-    return config.folds.count * (1 if itself else config.folds.repeats)
+def folds_in_all(config: Config, own_division: bool) -> int:
+    """Return the number of folds with repeats; `own_division` if the task divides its samples."""
+    return config.folds.count * (1 if own_division else config.folds.repeats)
 
 
 def folder_of(path: Path, fold: int, seed: int) -> Path:
@@ -419,12 +419,12 @@ def folder_of(path: Path, fold: int, seed: int) -> Path:
     return path / (f"fold-{fold}" if seed == 0 else f"fold-{fold}-seed-{seed}")
 
 
-def _config_of(config: Config, path: Path, fold: int, seed: int, itself: bool) -> Config:
+def _config_of(config: Config, path: Path, fold: int, seed: int, own_division: bool) -> Config:
     run = replace(config.run, dir=str(folder_of(path, fold, seed)))
     tracking = replace(config.tracking, group=config.tracking.group or str(path.absolute()))
     config = replace(config, run=run, tracking=tracking, seed=(config.seed + seed) % 2**32)
     file = str((path / FOLDS).absolute())
-    return holding_out(replace(config, folds=replace(config.folds, file=file)), fold, itself)
+    return holding_out(replace(config, folds=replace(config.folds, file=file)), fold, own_division)
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3d950c6b
 def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float | None) -> str:
@@ -461,7 +461,7 @@ class Folding:
     task: Any
     config: Config
     path: Path
-    itself: bool  # whether the task divides its samples itself
+    own_division: bool  # whether the task divides its samples itself
     places: Places
     ends: float | None  # deadline in monotonic seconds
     show: bool
@@ -479,7 +479,7 @@ class Folding:
     @property
     def total(self) -> int:
         """Return the number of runs."""
-        return folds_in_all(self.config, self.itself) * self.config.folds.seeds
+        return folds_in_all(self.config, self.own_division) * self.config.folds.seeds
 
     @property
     def left_s(self) -> float | None:
@@ -513,7 +513,7 @@ def _draw(f: Folding, running: Sequence[int] = ()) -> None:
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #4bc13fd4
 def _fits_in_time(f: Folding, number: int) -> bool:
     """Check whether run `number` is done or can end in time; otherwise say why."""
-    left_s, known = f.left_s, run_to_go_on_with(f.folder(number), f.trust)
+    left_s, known = f.left_s, resumable_run(f.folder(number), f.trust)
     longest = max((trial.seconds for trial in f.made.values() if trial.seconds > 1), default=0.0)
     if left_s is None or longest <= left_s or (known is not None and known.status in DONE):
         return True
@@ -523,7 +523,7 @@ def _fits_in_time(f: Folding, number: int) -> bool:
 
 
 def _config_at(f: Folding, number: int, place: int) -> Config:
-    config = _config_of(f.config, f.path, *divmod(number, f.config.folds.seeds), f.itself)
+    config = _config_of(f.config, f.path, *divmod(number, f.config.folds.seeds), f.own_division)
     return at_place(_with_time_left(config, f.ends), f.places, place)
 
 
@@ -691,7 +691,7 @@ def _plan_first(f: Folding) -> Iterator[None]:
             thread.join()
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #79098e82
-def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trust: bool) -> Folding:
+def _begin(task: Any, config: Config, path: Path, own_division: bool, show: bool, trust: bool) -> Folding:
     request = new_request(config)
     writes = request.place is None or request.place.rank == 0
     check_sources(config, trust or not writes)
@@ -700,7 +700,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trus
         task,
         config,
         path,
-        itself,
+        own_division,
         Places(((),), None, None, ""),
         request.ends,
         show,
@@ -711,7 +711,7 @@ def _begin(task: Any, config: Config, path: Path, itself: bool, show: bool, trus
     )
     if request.place is not None:
         return f  # started by an external launcher together with other ranks
-    settings = _config_of(config, path, 0, 0, itself)
+    settings = _config_of(config, path, 0, 0, own_division)
     many = ManyRuns(settings, config.folds.parallel, config.folds.calibrate, "folds", f.total)
     plan = plan_places(task, request, many, facts, f.left_s, f.say)
     f = replace(f, places=plan.places, fallback=plan.fallback)
@@ -910,7 +910,7 @@ def _gather(f: Folding, status: str) -> CrossValidation:
     if status == "completed" and parts:
 
         def config_at(number: int) -> Config:
-            return _config_of(f.config, path, *divmod(number, seeds), f.itself)
+            return _config_of(f.config, path, *divmod(number, seeds), f.own_division)
 
         arrays = {number: read_arrays(each) for number, each in files.items()}
         scoring = _Scoring(
@@ -1024,22 +1024,22 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
         if predict is not None:
             check_test_prediction(task, config, predict)
         made = load_task(task) if isinstance(task, str) else task
-        itself = divides_itself(made)
+        own_division = divides_itself(made)
         name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
         path = _open_and_lock(held, config, name, resume, trust)
     goes_on = f"finished folds in {path} are kept. Continue with resume='auto' (--resume auto in a shell)."
-    with held, staying(path), interrupt_says(f"stopped: {goes_on}"):
+    with held, explaining_move(path), interrupt_says(f"stopped: {goes_on}"):
         with interrupt_says(f"stopped before the first fold: {goes_on}"):
-            f = _begin(task, config, path, itself, show, trust)
+            f = _begin(task, config, path, own_division, show, trust)
             if predict is not None and f.writes:
-                f.table = MeanSubmission(made, _config_of(config, path, 0, 0, itself), Path(predict), path)
+                f.table = MeanSubmission(made, _config_of(config, path, 0, 0, own_division), Path(predict), path)
         cv = _trained(f)
     fails = f.writes and cv.status == "failed" and raises_failure(on_error, detect().mode, predict)
     return cv.raise_for_status() if fails else cv
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #bed38d81
 def _opened_trial(folder: Path, kept: Mapping[str, dict[str, Any]]) -> TrialResult | None:
-    found = (run_to_go_on_with(folder), run_to_go_on_with(folder, trust=True), *list_runs(folder))
+    found = (resumable_run(folder), resumable_run(folder, trust=True), *list_runs(folder))
     run = next(filter(None, found), None)
     if run is None:
         return None

@@ -24,7 +24,7 @@ from ..launch.request import RunRequest, new_request
 from ..launch.warm_worker import drop_spare
 from ..system.errors import RequestError
 from ..system.platforms.platform import Platform
-from ..system.signals import hear
+from ..system.signals import share_signals
 
 # %% ../../nbs/80_tuning/00_parallel_runs.ipynb #6db3cd8c
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def place_threads(count: int, interrupted: list[int] | None = None) -> Iterator[
     A signal handler that appends to `interrupted` stops all runs.
     """
     names, heard = [f"place-{number}" for number in range(count)], ([] if interrupted is None else interrupted,)
-    threads = [ThreadPoolExecutor(1, name, initializer=hear, initargs=heard) for name in names]
+    threads = [ThreadPoolExecutor(1, name, initializer=share_signals, initargs=heard) for name in names]
     try:
         yield threads
     finally:

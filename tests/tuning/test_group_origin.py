@@ -16,7 +16,7 @@ from spectrakit.config.compose import compose
 from spectrakit.prediction.extra_columns import extra_columns
 from spectrakit.runs.run_dir import is_foreign
 from spectrakit.system.errors import RequestError
-from spectrakit.tuning.trial import TrialLog, run_to_go_on_with
+from spectrakit.tuning.trial import TrialLog, resumable_run
 from tasks import Line
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_stranger_s_folds_are_left_alone_refused_by_name_and_taken_with_consen
     with stranger():
         theirs = folds(added(THEIRS))
     before = tree_hashes(theirs.path)
-    assert run_to_go_on_with(theirs.path / "fold-0") is None and run_to_go_on_with(theirs.path / "fold-0", trust=True)
+    assert resumable_run(theirs.path / "fold-0") is None and resumable_run(theirs.path / "fold-0", trust=True)
     mine = folds(Numbered(), resume="auto")
     told = capsys.readouterr().err
     assert f"{theirs.path.name} is not used: Nothing proves" in told and "trust=True" in told

@@ -53,7 +53,7 @@ from ...task.checks.loss_checks import adds_up, first_bad_layer, read_rows, unev
 from ...task.checks.undo import Arrived, restored_after, undone
 from ...task.loss import Loss, as_loss, check_loss, is_number, named_form
 from ...task.task import Moment, collate_of, loss_at, provides
-from ...task.task_modules import TaskModules, load_held, move_held, note_idle, state_of_held
+from ...task.task_modules import TaskModules, load_held, move_held, record_unused, state_of_held
 from spectrakit.train.evaluation import (
     first_evaluation,
     leaving_no_trace,
@@ -484,7 +484,7 @@ def try_step(check: SanityCheck) -> str:
     learner = check.learner = check.make_learner()
     check.at("optimizer", "in its first step")
     if learner.held is not None:
-        note_idle(learner.held)
+        record_unused(learner.held)
     check_gradients(check)
     clip, optimizer = check.config.trainer.gradient_clip_val, learner.optimizer
     if check.scaler is not None:

@@ -58,11 +58,11 @@ from ...task.sampler import sampled_order
 from ...task.task import check_task, collate_of, provides
 from spectrakit.task.task_modules import (
     TaskModules,
-    begin_again,
     held_by,
     join_optimizer,
     move_held,
-    note_tensors,
+    record_tensors,
+    restore_first_tensors,
     share_held,
 )
 from ..diloco.outer_loop import check_diloco
@@ -579,12 +579,12 @@ def prepare(
     planned = None if training_only else steps
 
     beside = TaskModules(task, context.unwrap(model), arrived_held)
-    begin_again(beside)
+    restore_first_tensors(beside)
 
     def learner_of(owner: Any, model: Any) -> Learner:
         held = TaskModules(owner, context.unwrap(model), like=beside)
         move_held(held, context.device)
-        note_tensors(held)
+        record_tensors(held)
         learner = make_learner(owner, config, context, model, planned, check.thawed, held)
         learner.base = base
         return learner

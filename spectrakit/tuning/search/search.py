@@ -60,7 +60,7 @@ from spectrakit.tuning.search.study import (
 )
 from .study_file import JOURNAL, at_work, check_journal, handing_out, open_journal, sampler_of
 from .study_page import curves_svg, write_page
-from ..trial import DIVISION, SETTINGS, ManyFolders, open_folder, run_to_go_on_with, staying
+from ..trial import DIVISION, SETTINGS, ManyFolders, explaining_move, open_folder, resumable_run
 from ...view.cell.many_runs import ManyView, Piece
 from ...watchdog.time_budget import short_time
 
@@ -119,7 +119,7 @@ def copied(path: Path, to: Path, trust: bool = False) -> Path:
         if (folder / SETTINGS).is_file() and is_inside(path, folder / SETTINGS):
             target.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copyfile(folder / SETTINGS, target / SETTINGS)
-        if (run := run_to_go_on_with(folder, trust)) is None or run.path.parent != folder:
+        if (run := resumable_run(folder, trust)) is None or run.path.parent != folder:
             continue
         check_entries(run.path)
         ignored = shutil.ignore_patterns("checkpoints") if run.status in DONE else None
@@ -238,7 +238,7 @@ def _final_run(task: Any, s: Search, ends: float | None, out: Path | None, show:
     if ends is not None:
         left = f"{max(1, int(ends - time.monotonic()))}s"
         config = replace(config, watchdog=replace(config.watchdog, since="run", limit=left))
-    run = run_to_go_on_with(s.path / "final", s.trust)
+    run = resumable_run(s.path / "final", s.trust)
     if show:
         s.say(f"training with the settings of trial {best.number}")
     return fit(task, config, resume=run, predict=out, show=show, on_error="return")
@@ -307,7 +307,7 @@ def _start(
     few = "; the space has no more values" if total < config.search.trials and config.search.sampler != "grid" else ""
     say(f"{path.name}: {total} trials, {planned.places.reason}{few}")
     s = Search(task, config, path, journal, drawn, planned.places, total, ends, say, facts, planned.fallback)
-    s.itself = divides_itself(load_task(task) if isinstance(task, str) else task)
+    s.own_division = divides_itself(load_task(task) if isinstance(task, str) else task)
     s.spent += first_guess(config, planned.choice)
     if left_s is not None:
         whole = [
@@ -412,7 +412,7 @@ def search(  # noqa: PLR0913  what a search is begun with; all but the task have
             path, dimensions = _open(task, config, resume, trust)
             check_entries(path)
     goes_on = f"finished trials in {path} are kept. Continue with resume='auto' (--resume auto in a shell)."
-    with staying(path), interrupt_says(f"stopped: {goes_on}"), at_work(path):
+    with explaining_move(path), interrupt_says(f"stopped: {goes_on}"), at_work(path):
         view = StudyView(show)
         with interrupt_says(f"stopped before the first trial: {goes_on}"):
             s = _start(task, request, path, dimensions, view.say)

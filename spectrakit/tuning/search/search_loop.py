@@ -86,7 +86,7 @@ class Search:
     error: RequestError | None = None
     falls_back: str = ""  # reason for the fallback
     removed: set[str] = field(default_factory=set)  # folders of trials without checkpoints
-    itself: bool = False  # whether the task divides its samples itself
+    own_division: bool = False  # whether the task divides its samples itself
     refusal: RequestError | None = None  # error of the first refused trial
     trust: bool = False  # whether to accept runs that were made elsewhere
 
@@ -199,7 +199,7 @@ def config_of_fold(s: Search, a: Active) -> Config:
         return config
     file = str((s.path / "folds.npz").absolute())
     config = replace(config, folds=replace(config.folds, count=s.folds, repeats=1, file=file))
-    return holding_out(config, a.fold, s.itself)
+    return holding_out(config, a.fold, s.own_division)
 
 
 def _begin(s: Search, a: Active) -> None:
