@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'QUIET', 'BEGINNING', 'STOP', 'TIME', 'SAVE', 'FAILED', 'HURRY', 'SAVE_NOW', 'LOG', 'READ', 'LOOK_S',
-           'try_lock', 'SharedPage', 'page_file', 'read_step', 'remove_stale_pages', 'create_page', 'Heartbeat',
-           'report_connected', 'raise_flag', 'request', 'requested', 'stop_file', 'checkpoint_file',
-           'requested_by_files', 'watched_requests', 'announce', 'agreed', 'clear_agreement', 'ranks_without_memory',
-           'set_deadline', 'get_deadline', 'warm_up', 'Pace', 'RankStates', 'Stuck', 'HangLimits', 'HangDetector']
+           'SharedPage', 'page_file', 'read_step', 'remove_stale_pages', 'create_page', 'Heartbeat', 'report_connected',
+           'raise_flag', 'request', 'requested', 'stop_file', 'checkpoint_file', 'requested_by_files',
+           'watched_requests', 'announce', 'agreed', 'clear_agreement', 'ranks_without_memory', 'set_deadline',
+           'get_deadline', 'warm_up', 'Pace', 'RankStates', 'Stuck', 'HangLimits', 'HangDetector']
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fcf4
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..system.files import Lookout, open_regular, storage_problem, temporary_folder
+from ..system.files import Lookout, open_regular, storage_problem, temporary_folder, try_lock
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #b41e6be0
 PHASES = (
@@ -48,17 +48,6 @@ _REQUESTED, _AGREED_STEP, _AGREED_CODE, _DEADLINE_US = 0, 1, 2, 3
 _STEP, _BEATS, _PHASE, _FLAGS, _PID, _P99_US, _CONNECTED, _MICRO_BATCHES, _TRY, _RAN_OUT = range(
     10
 )  # _RAN_OUT has two cells
-
-# %% ../../nbs/15_distributed/01_hang_detector.ipynb #5c1e86ea
-def try_lock(handle: int) -> bool:
-    """Lock an open file; return False if another process has the lock, or locks are not supported."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except (ImportError, OSError):
-        return False
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #dd2571e0
 def _map_page(path: Path | None, size: int, create: bool) -> mmap.mmap:

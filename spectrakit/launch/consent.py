@@ -29,14 +29,8 @@ from ..system.folder_signature import accept, is_accepted
 
 # %% ../../nbs/60_launch/04_consent.ipynb #24344345
 REACHING_OUT = (
-    "run.dir",
-    "checkpoint.mirror",
-    "tracking.names",
-    "tracking.project",
-    "distributed.env",
-    "distributed.rdzv_endpoint",
-    "distributed.node_rank",
-    "distributed.num_nodes",
+    *("run.dir", "checkpoint.mirror", "tracking.names", "tracking.project"),
+    *(f"distributed.{name}" for name in ("env", "rdzv_endpoint", "node_rank", "num_nodes")),
 )
 
 

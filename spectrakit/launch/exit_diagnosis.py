@@ -198,8 +198,7 @@ def _overdue(e: Evidence) -> AttemptResult | None:
     if kept is None:
         return AttemptResult("failed", f"{detail}; no checkpoint was saved before. Its stacks are in {stacks}")
     return AttemptResult(
-        "out_of_time",
-        f"{detail}, so it was terminated; {kept.name} is kept. The stacks of all ranks are in {stacks}",
+        "out_of_time", f"{detail}, so it was terminated; {kept.name} is kept. The stacks of all ranks are in {stacks}"
     )
 
 

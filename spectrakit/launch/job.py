@@ -27,7 +27,6 @@ from typing import Any
 
 from ..config.compose import with_profile
 from ..config.schema import Config, to_dict
-from ..distributed.hang_detector import try_lock
 from ..distributed.topology import launch_folder
 from .job_kind import JobKind, kind_named
 from .pickling.module_state import read_modules, settle_module, write_modules
@@ -40,7 +39,7 @@ from spectrakit.launch.pickling.task_pickle import (
 )
 from .request import RunRequest, request_from_dict, request_to_dict
 from ..system.errors import RequestError, did_you_mean
-from ..system.files import storage_problem, temporary_folder, untouched_s, write_atomic
+from ..system.files import storage_problem, temporary_folder, try_lock, untouched_s, write_atomic
 from ..system.platforms.platform import Platform
 from ..task.task import PlainTask, check_task, provides
 

@@ -26,13 +26,7 @@ from ..config.effective_batch import BatchPlan, batch_parts, smaller_micro_batch
 from ..config.schema import Config
 from ..distributed.context import BROKEN
 from ..distributed.hang_detector import HURRY, STOP, checkpoint_file, stop_file, watched_requests
-from spectrakit.distributed.topology import (
-    NCCL_DEFAULTS,
-    Processes,
-    Rank,
-    launch_packages,
-    process_environ,
-)
+from ..distributed.topology import NCCL_DEFAULTS, Processes, Rank, launch_packages, process_environ
 from .attempt import Attempt, child_environ, may_be_warm
 from .exit_diagnosis import AttemptResult, first_error
 from .job import Job, change_config, load_task, locked_job_folder, write_job
@@ -149,10 +143,6 @@ def without_launchers(config: Config, plan: Processes, failed: dict[str, str]) -
 def _writes_run(job: Job) -> bool:
     return job.kind.trains and not job.config.distributed.node_rank
 
-
-def _has_started(job: Job) -> bool:
-    return not job.kind.trains or has_started(job.run_dir)
-
 # %% ../../nbs/60_launch/11_launcher.ipynb #3b2e2c69
 @dataclass(frozen=True)
 class Outcome:
@@ -250,7 +240,8 @@ def _run_attempts(attempt: Attempt, tick: Callable[[], None], interrupted: list[
             return AttemptResult("interrupted", _BEFORE_START)
         if _writes_run(attempt.job):
             tidy_checkpoints(attempt.job.run_dir / "checkpoints")
-        begun = attempt if _has_started(attempt.job) else replace(attempt, restart_reason=None)
+        starts = attempt.job.kind.trains and not has_started(attempt.job.run_dir)
+        begun = replace(attempt, restart_reason=None) if starts else attempt
         try:
             result = run_attempt(begun, tick, interrupted)
         except RequestError as error:

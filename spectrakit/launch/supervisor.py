@@ -301,10 +301,6 @@ def _left_s(job: Job) -> float:
     return math.inf if left is None else left
 
 
-def _hang_floor_s(job: Job) -> float:
-    return min(job.config.launch.hang_floor_s, max(20.0, 0.1 * _left_s(job)))
-
-
 def _first_end(job: Job) -> float | None:
     """Return the first deadline of the processes (monotonic), or None; they may extend it on the page."""
     if job.request.ends is None:
@@ -328,7 +324,7 @@ def _without_time_to_retry(result: AttemptResult, job: Job, end: float | None, s
 # %% ../../nbs/60_launch/10_supervisor.ipynb #a4a210e5
 def _detector(attempt: Attempt, page: SharedPage) -> HangDetector:
     job, c = attempt.job, attempt.job.config.launch
-    floor_s = _hang_floor_s(job)
+    floor_s = min(c.hang_floor_s, max(20.0, 0.1 * _left_s(job)))
     limits = HangLimits(
         c.hang_factor,
         floor_s,

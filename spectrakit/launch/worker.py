@@ -81,16 +81,7 @@ def _work_of(job: Job, task: Any, context: RunContext, stop_requested: Callable[
     if "launched_at" in job.extra:
         budget.starts_s = time.monotonic() - job.extra["launched_at"]  # estimate for the start of predicting
     return Work(
-        task,
-        job.config,
-        context,
-        job.run_dir,
-        budget,
-        stop_requested,
-        inline,
-        job.out,
-        job.weights_from,
-        job.extra,
+        task, job.config, context, job.run_dir, budget, stop_requested, inline, job.out, job.weights_from, job.extra
     )
 
 

@@ -50,8 +50,7 @@ def columns_of_training(config: Config, part: Part) -> np.ndarray:
     """
     columns = []
     for path in _sources(config):
-        if part.division is not None:
-            check_division(path, part.division.sha256)
+        check_division(path, part.division)
         columns.append(values := held_out_predictions(path))
         samples = len(part.seen) + len(part.out)
         if part.division is None and len(values) != samples:

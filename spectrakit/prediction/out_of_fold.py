@@ -10,18 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.folds import read_folds
+from ..data.folds import Folds, read_folds
 from ..system.array_archive import read_arrays
 from ..system.errors import RequestError
 
 # %% ../../nbs/45_prediction/06_out_of_fold.ipynb #83f359e4
-def check_division(path: Path, sha256: str) -> None:
-    """Raise RequestError unless the folds of the cross-validation `path` have this hash."""
+def check_division(path: Path, division: Folds | None) -> None:
+    """Raise RequestError unless the cross-validation `path` has the folds of `division`, if known."""
+    if division is None:
+        return
     if not (path / "folds.npz").is_file():
         has_folds = path.is_dir() and any(path.glob("fold-*"))
         why = "its task divides by itself and has no `fold_rows`" if has_folds else "it has no folds.npz"
         raise RequestError(f"{str(path)!r} is not a cross-validation with known folds: {why}. Name another folder.")
-    if read_folds(path / "folds.npz").sha256 != sha256:
+    if read_folds(path / "folds.npz").sha256 != division.sha256:
         raise RequestError(
             f"{path.name} held out other samples: its folds differ from those of this one, so predictions would leak. "
             "Use the same data, seed and folds settings as there."
@@ -38,15 +40,20 @@ def _predictions(file: Path) -> np.ndarray:
     return arrays["predictions"]
 
 
+def _files_of_fold(path: Path, fold: int, name: str) -> tuple[list[Path], bool]:
+    """Return the newest file `name` of each run of a fold, and whether all runs have one."""
+    folders = [path / f"fold-{fold}", *sorted(path.glob(f"fold-{fold}-seed-*"))]
+    files = [file for folder in folders for file in sorted(folder.glob(f"*/{name}"))[-1:]]
+    return files, len(files) == len(folders)
+
+
 def test_predictions(path: Path, fold: int | None) -> np.ndarray:
     """Return the mean test predictions of a fold's models in the cross-validation `path`; None: of all folds.
 
     Raise RequestError if there are none.
     """
-    folders = [path / f"fold-{fold}", *sorted(path.glob(f"fold-{fold}-seed-*"))]
-    files = [file for folder in folders for file in sorted(folder.glob("*/predictions.npz"))[-1:]]
-    if fold is None:
-        files = [file for file in [path / "predictions.npz"] if file.is_file()]
+    whole = [file for file in [path / "predictions.npz"] if file.is_file()]
+    files = whole if fold is None else _files_of_fold(path, fold, "predictions.npz")[0]
     if not files:
         of_fold = "" if fold is None else f" of fold {fold}"
         reason = f"{path.name} has no test predictions{of_fold}"
@@ -56,9 +63,8 @@ def test_predictions(path: Path, fold: int | None) -> np.ndarray:
 # %% ../../nbs/45_prediction/06_out_of_fold.ipynb #5a5032b4
 def taught_by_fold(path: Path, fold: int) -> np.ndarray | None:
     """Return the mean predictions of a fold's models for their training samples, if predicted."""
-    folders = [path / f"fold-{fold}", *sorted(path.glob(f"fold-{fold}-seed-*"))]
-    files = [file for folder in folders for file in sorted(folder.glob("*/train.npz"))[-1:]]
-    return np.mean([_predictions(file) for file in files], axis=0) if len(files) == len(folders) else None
+    files, complete = _files_of_fold(path, fold, "train.npz")
+    return np.mean([_predictions(file) for file in files], axis=0) if complete else None
 
 
 def held_out_predictions(path: Path) -> np.ndarray:

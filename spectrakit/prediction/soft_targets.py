@@ -16,12 +16,7 @@ from ..config.schema import Config
 from ..data.batch_forms import TARGET_NAMES
 from .extra_columns import with_test_columns
 from .holdout import Part, targets_of
-from spectrakit.prediction.out_of_fold import (
-    check_division,
-    held_out_predictions,
-    taught_by_fold,
-    test_predictions,
-)
+from .out_of_fold import check_division, held_out_predictions, taught_by_fold, test_predictions
 from ..system.errors import RequestError
 from ..task.given_data import as_test_dataset
 from ..task.task import provides
@@ -50,11 +45,6 @@ def as_soft(targets: np.ndarray, predictions: np.ndarray, where: str) -> tuple[n
     return targets.astype(np.float32), predictions.reshape(-1, *targets.shape[1:]).astype(np.float32)
 
 # %% ../../nbs/45_prediction/08_soft_targets.ipynb #5653a073
-def _check_same(path: Path, part: Part) -> None:
-    if part.division is not None:
-        check_division(path, part.division.sha256)
-
-
 def _teacher_predictions(path: Path, part: Part) -> tuple[np.ndarray, str]:
     if part.fold is None:
         return held_out_predictions(path)[part.seen], "by models that had not seen them"
@@ -145,14 +135,14 @@ def softened(task: Any, config: Config, part: Part, train: Any, say: Callable[[s
     if targets is None:
         raise RequestError("folds.pseudo and folds.distill need targets, but this task's samples have none.")
     if f.distill is not None:
-        _check_same(path := Path(f.distill), part)
+        check_division(path := Path(f.distill), part.division)
         predicted, models = _teacher_predictions(path, part)
         targets, taught = as_soft(targets, predicted, path.name)
         targets = (1 - f.distill_weight) * targets + f.distill_weight * taught
         say(f"targets are {f.distill_weight:.0%} predictions of {path.name}, {models}")
     extra = targets[:0]
     if f.pseudo is not None:
-        _check_same(path := Path(f.pseudo), part)
+        check_division(path := Path(f.pseudo), part.division)
         if not provides(task, "test_dataset"):
             raise RequestError("folds.pseudo trains on test samples, but this task has no `test_dataset`. Write one.")
         given = as_test_dataset(task.test_dataset(config), f"{type(task).__name__}.test_dataset")

@@ -94,25 +94,12 @@ def _fits(sheet: Sheet, sample: Sample) -> bool:
     return sheet.columns == sample.sheet.columns and all(tuple(row[:count]) in ids for row in sample.sheet.rows)
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #7d20c3a2
-_OTHER_FORMATS = (
-    ".parquet",
-    ".feather",
-    ".arrow",
-    ".json",
-    ".xls",
-    ".xlsx",
-    ".npz",
-    ".npy",
-    ".zip",
-    ".gz",
-    ".bz2",
-    ".xz",
-)
+_NOT_CSV = (".parquet", ".feather", ".arrow", ".json", ".xls", ".xlsx", ".npz", ".npy", ".zip", ".gz", ".bz2", ".xz")
 
 
 def check_is_csv(out: Path) -> None:
     """Raise RequestError if the file's suffix contradicts CSV."""
-    if out.suffix.lower() in _OTHER_FORMATS:
+    if out.suffix.lower() in _NOT_CSV:
         advice = f"Name it {out.name.partition('.')[0]}.csv, and convert it afterwards"
         raise RequestError(f"{out.name} is not a name for CSV, the format of submissions. {advice}.")
 

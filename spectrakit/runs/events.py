@@ -199,14 +199,8 @@ def _or_none(kind: Callable) -> Callable:
 
 # %% ../../nbs/30_runs/00_events.ipynb #23a2fc05
 _COUNTS = (
-    "train_samples",
-    "parameters",
-    "total_steps",
-    "steps_per_epoch",
-    "effective_batch_size",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "world_size",
+    *("train_samples", "parameters", "total_steps", "steps_per_epoch", "world_size"),
+    *("effective_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
 )
 _FIELDS = {
     "start": {

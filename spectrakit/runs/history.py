@@ -9,6 +9,7 @@ __all__ = ['HUGE', 'ending', 'status_of', 'best_evaluation', 'last_step', 'setti
            'RunOverview', 'read_overview']
 
 # %% ../../nbs/30_runs/03_history.ipynb #f2f4a123
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from ..config.compose import compose
 from ..config.profile_files import load_yaml
 from ..config.schema import to_dict
 from .events import SCHEMA, EventReader, decode_line, effective_events, log_file
-from .log_reader import LogSnapshot, RunLog, each_line, last_events, newest_first, read_log
+from .log_reader import LogSnapshot, RunLog, each_line, last_events, log_identity, newest_first, read_log
 from .run_dir import is_locked, read_environment
 from ..system.errors import RequestError
 from ..system.files import open_regular
@@ -210,11 +211,14 @@ class History:
         )
 
 # %% ../../nbs/30_runs/03_history.ipynb #4bda5de6
-def read_history(path: Path | str) -> History:
-    """Return the history of the run at `path`; only new lines of its log are read."""
+def read_history(path: Path | str, every_event: list[dict] | None = None) -> History:
+    """Return the history of the run at `path`; only new lines of its log are read, without `every_event`.
+
+    That list receives all events, including log points.
+    """
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
-    return History(path, LogSnapshot(read_log(path), running), running)
+    return History(path, LogSnapshot(read_log(path, every_event), running), running)
 
 
 def history_of(path: Path, events: Iterable[dict], each: Callable[[dict], None]) -> History:
@@ -236,11 +240,8 @@ def history_of(path: Path, events: Iterable[dict], each: Callable[[dict], None])
 
 def read_all_events(path: Path | str) -> tuple[History, list[dict]]:
     """Return the history of the run at `path` and all its events including log points."""
-    path = Path(path)
     every: list[dict] = []
-    running = is_locked(path)
-    history = History(path, LogSnapshot(read_log(path, every), running), running)
-    return history, effective_events(every)
+    return read_history(path, every), effective_events(every)
 
 # %% ../../nbs/30_runs/03_history.ipynb #ce5e4302
 def read_end(path: Path | str) -> tuple[str | None, float, int]:
@@ -432,11 +433,8 @@ def read_overview(path: Path | str) -> RunOverview:
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
     identity: tuple = ()
-    try:
-        about = os.stat(log_file(path))
-        identity = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
-    except OSError:
-        pass  # no log
+    with contextlib.suppress(OSError):  # no log
+        identity = log_identity(os.stat(log_file(path)))
     best = _search(path.absolute(), read_pointer(path / "checkpoints", "BEST"), identity)
     end = ending([best.last] if best.last else []) or {}
     return RunOverview(end, best.steps, best.seconds, best.monitor or "val_loss", best.best, running)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'MOST_METRICS', 'are_log_points', 'decode_lines', 'point_columns', 'each_line', 'readable', 'RunLog',
-           'read_log', 'effective_points', 'LogSnapshot', 'EventStream', 'ColumnNames', 'write_metrics_csv',
-           'last_events', 'newest_first']
+           'log_identity', 'read_log', 'effective_points', 'LogSnapshot', 'EventStream', 'ColumnNames',
+           'write_metrics_csv', 'last_events', 'newest_first']
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #67b82dbb
 import csv
@@ -219,7 +219,8 @@ def _add_points(log: RunLog, columns: list[array]) -> None:
     log.seconds = max(log.seconds, max(columns[COLUMNS.index("t")]))
 
 
-def _identity(about: os.stat_result) -> tuple:
+def log_identity(about: os.stat_result) -> tuple:
+    """Return device, inode, size and time of a log, which identify its content."""
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
@@ -269,12 +270,12 @@ def read_log(path: Path, every_event: list[dict] | None = None) -> RunLog:
     name = os.path.abspath(log_file(path))
     known = _LOGS.pop(name, None) if every_event is None else None  # a concurrent thread reads the log itself
     try:
-        if known is not None and known.identity == _identity(os.stat(name)):
+        if known is not None and known.identity == log_identity(os.stat(name)):
             log = known
         else:
             check_inside(path, Path(name))
             with open(name, "rb") as file:
-                identity = _identity(os.fstat(file.fileno()))
+                identity = log_identity(os.fstat(file.fileno()))
                 log = known if known is not None and _continues(known, file, identity) else RunLog()
                 _read_on(log, file, every_event)
             log.identity = identity

@@ -232,7 +232,8 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
     """Return the plan for resume.source=auto: the furthest fitting run of this task, or a new one."""
     folders, unread = places(config), list[Path]()
     found = [path for folder, depth in folders for path in find_runs(folder, depth, unread)]
-    paths = {path.resolve(): path for path in [*found, *_runs_begun(config)]}
+    begun = [file.parent for file in Path(config.run.dir).glob("*/config.yaml")]
+    paths = {path.resolve(): path for path in [*found, *begun]}
     runs, busy = _runs_of_task(paths.values(), config, peer)
     free = [run for run in runs if run.run_id not in busy]
     note = f" ({', '.join(sorted(path.name for path in busy.values()))}: another process works on it)" if busy else ""

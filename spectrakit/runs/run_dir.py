@@ -39,6 +39,7 @@ from spectrakit.system.files import (
     not_a_file,
     read_bounded,
     read_mapping,
+    try_lock,
     unsafe_entries,
     write_atomic,
 )
@@ -174,28 +175,15 @@ def environment(config: Config, session: Session) -> dict:
 # %% ../../nbs/30_runs/01_run_dir.ipynb #23a2fc03
 def _try_lock(handle: int, wait_s: float = 0, shared: bool = False) -> bool:
     """Lock an open file, perhaps `shared`; return True on success, or if the file system has no locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    if wait_s:
-        time.sleep(wait_s)  # `is_locked` of another process may hold it for a moment
-    try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # some network drives have no locks
-    return True
+    time.sleep(wait_s)  # `is_locked` of another process may hold it for a moment
+    return try_lock(handle, shared, unsupported=True)
 
 
 def _unlock(handle: int) -> None:
     """Release the lock. Closing is not enough: a forked data worker may hold the file open."""
-    try:
+    with contextlib.suppress(ImportError, OSError):
         import fcntl
-    except ImportError:
-        return
-    with contextlib.suppress(OSError):
+
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #06a2d893

@@ -6,7 +6,7 @@
 __all__ = ['T', 'fsync_path', 'open_regular', 'read_start', 'read_end', 'not_a_file', 'is_stream', 'open_new', 'replacing',
            'write_atomic', 'drop_leftovers', 'untouched_s', 'file_sha256', 'checked_path', 'NotInside', 'check_inside',
            'is_inside', 'read_bounded', 'read_mapping', 'unsafe_entries', 'storage_problem', 'storage_cause',
-           'temporary_folder', 'followed', 'alone_with', 'Lookout']
+           'temporary_folder', 'followed', 'try_lock', 'alone_with', 'Lookout']
 
 # %% ../../nbs/00_system/08_files.ipynb #55644c86
 import contextlib
@@ -407,6 +407,19 @@ def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
         os.close(handle)
 
 # %% ../../nbs/00_system/08_files.ipynb #eb141cee
+def try_lock(handle: int, shared: bool = False, unsupported: bool = False) -> bool:
+    """Lock an open file; return False if another process holds the lock, `unsupported` if the system has no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # such as on some network drives
+        return unsupported
+    return True
+
+
 @contextlib.contextmanager
 def alone_with(lock: Path) -> Iterator[None]:
     """Hold an exclusive lock on the new or existing file `lock`, across processes and threads."""

@@ -234,10 +234,7 @@ _OTHERS = (
     ("Kaggle key", ("key",), r"""["']key\\?["'][ ]{0,4}:[ ]{0,4}\\?["'](?P<secret>[0-9a-f]{32})(?![0-9a-f])"""),
     ("Weights & Biases key", ("wandb login",), r"\bwandb login[ ](?:--[\w-]{1,20}[ ]){0,3}(?P<secret>[0-9a-f]{40})\b"),
 )
-FORMS = (
-    *(_form(*row) for row in _TABLE),
-    *(Form(*row) for row in _OTHERS),
-)
+FORMS = (*(_form(*row) for row in _TABLE), *(Form(*row) for row in _OTHERS))
 _FORMS_OF = {
     start: [f for f in FORMS if start in f.starts] for start in dict.fromkeys(s for f in FORMS for s in f.starts)
 }

@@ -189,10 +189,6 @@ def summary_of(cv: CrossValidation) -> dict[str, Any]:
     return {**facts, **of_folds, "folds_sha256": cv.folds and cv.folds.sha256, "runs": runs_facts(cv.trials)}
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #5ce3011d
-def _never_held_out(cv: CrossValidation) -> int:
-    return 0 if cv.folds is None else int((cv.folds.held < 0).all(axis=0).sum())
-
-
 def _spread_text(cv: CrossValidation) -> str:
     count, runs = len(cv.scores), len(cv.trials)
     spread = f"± {cv.std:.2g} between folds" if count > 1 else ""
@@ -219,7 +215,8 @@ def table_rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
     rows = [(_label(place, t), number(t.value), span(t.seconds), _status_text(t)) for place, t in enumerate(cv.trials)]
     if cv.scores:
         rows += [("mean", number(cv.mean), "", _spread_text(cv))]
-    without, single = _never_held_out(cv), cv.single_scores
+    without = 0 if cv.folds is None else int((cv.folds.held < 0).all(axis=0).sum())
+    single = cv.single_scores
     which = f"all but {without} samples, which no fold holds out" if without else "each sample once"
     if single:
         deviation = f"± {np.std(single, ddof=1):.2g} between them: " if len(single) > 1 else ""
@@ -853,11 +850,6 @@ def _scores(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...
         print(f"The score of {which} is unknown: {why}", file=sys.stderr)
     return score, tuple(value for value in single if value is not None) if len(single) > 1 else (), why
 
-# %% ../../nbs/80_tuning/02_cross_validation.ipynb #cde8e1a7
-def _score_without_views(task: Any, config: Config) -> bool:
-    """Check whether predictions, but not the score, are averaged over views."""
-    return config.data.average_views and provides(task, "views") and not provides(task, "metrics_all")
-
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3cf3d066
 def _held_out(f: Folding, folds: Folds | None, files: Mapping[int, Path], lists: frozenset[str]) -> tuple[dict, dict]:
     """Return the predictions by fold, and all columns in sample order, which are saved.
@@ -917,7 +909,8 @@ def _gather(f: Folding, status: str) -> CrossValidation:
             _task_object(f.task, trials[0].run), metric, folds, seeds, made, arrays, parts, config_at, lists
         )
         score, single, missing = _scores(scoring, min(60.0, f.left_s or 60.0))
-        if score is not None and _score_without_views(scoring.task, f.config):
+        views = f.config.data.average_views and provides(scoring.task, "views")
+        if score is not None and views and not provides(scoring.task, "metrics_all"):
             f.say(
                 "the score is the mean of evaluations, which use one view per sample; predictions are means over views"
             )

@@ -200,12 +200,7 @@ def _run_s(task: Any, config: Config, places: Places, wanted: int) -> float | st
 
 
 def compare_processes(
-    task: Any,
-    config: Config,
-    gpus: Sequence[str],
-    cores: int,
-    runs: int | None = None,
-    short_s: float = SHORT_S,
+    task: Any, config: Config, gpus: Sequence[str], cores: int, runs: int | None = None, short_s: float = SHORT_S
 ) -> ProcessChoice:
     """Measure a run on one GPU and on all, with the same samples per step, and choose.
 

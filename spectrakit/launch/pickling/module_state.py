@@ -726,7 +726,9 @@ def apply_state(name: str, state: ModuleState, folder: Path) -> None:
     if changes and (lost or rank_of(os.environ) is not None):
         again = _import_in_fork(name, changes)
         changes = [
-            c for c, (unchanged, steady) in zip(changes, again, strict=True) if not unchanged and _can_handle(c, steady)
+            c
+            for c, (unchanged, steady) in zip(changes, again, strict=True)
+            if not unchanged and (steady or _unpicklable_part(c.here, c.sent, "") is None)
         ]
     carried_now = [change for change in changes if not _stays_local(module, change, state)]
     for change in carried_now:

@@ -139,10 +139,7 @@ def _check_same(path: Path, config: Config) -> None:
 
 # %% ../../../nbs/80_tuning/06_search/06_search.ipynb #41ce7a0e
 def asked_for(
-    task: Any,
-    config: Config | str | None,
-    overrides: Sequence[str],
-    space: Mapping[str, Any] | None,
+    task: Any, config: Config | str | None, overrides: Sequence[str], space: Mapping[str, Any] | None
 ) -> Config:
     """Return the settings of the study. Raise RequestError for invalid ones.
 

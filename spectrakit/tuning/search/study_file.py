@@ -21,7 +21,7 @@ from typing import Any
 
 from ...runs.events import repair_tail
 from ...system.errors import RequestError
-from ...system.files import alone_with, open_regular, read_mapping, write_atomic
+from ...system.files import alone_with, open_regular, read_mapping, try_lock, write_atomic
 from .space import import_optuna
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #3f77d1b2
@@ -68,33 +68,18 @@ def _is_record(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
 
-# %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #15a423ad
-def _flock(handle: int, how: str) -> bool:
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    kinds = {"alone": fcntl.LOCK_EX | fcntl.LOCK_NB, "shared": fcntl.LOCK_SH | fcntl.LOCK_NB}
-    try:
-        fcntl.flock(handle, kinds[how])
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # some network drives have no locks
-    return True
-
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #0919f4b7
 @contextlib.contextmanager
 def at_work(folder: Path) -> Iterator[bool]:
     """Register this search as a user of the study; yield whether it is the only one."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        alone = _flock(handle, "alone")
+        alone = try_lock(handle, unsupported=True)
         if alone:
             mend_journal(folder / JOURNAL)
             with contextlib.suppress(OSError):
                 os.unlink(folder / f"{JOURNAL}.lock")  # Optuna's lock, left by a killed process
-        _flock(handle, "shared")
+        try_lock(handle, shared=True)
         yield alone
     finally:
         os.close(handle)

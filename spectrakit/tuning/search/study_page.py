@@ -16,15 +16,7 @@ from typing import Any
 from ...system.errors import RequestError
 from ...system.files import write_atomic
 from ..cross_validation import run_name
-from spectrakit.tuning.search.study import (
-    Study,
-    TrialRow,
-    open_study,
-    ranked,
-    runs_in,
-    summary_line,
-    table_of,
-)
+from .study import Study, TrialRow, open_study, ranked, runs_in, summary_line, table_of
 from ...view.html import fold, page, table_html
 from ...view.picture import Picture
 from ...view.plots import RATE, TRAIN, VALID
