@@ -3945,8 +3945,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                               'spectrakit/launch/pickling/module_state.py'),
                                                          'spectrakit.launch.pickling.module_state._can_change': ( '60_launch/00_pickling/module_state.html#_can_change',
                                                                                                                   'spectrakit/launch/pickling/module_state.py'),
-                                                         'spectrakit.launch.pickling.module_state._can_handle': ( '60_launch/00_pickling/module_state.html#_can_handle',
-                                                                                                                  'spectrakit/launch/pickling/module_state.py'),
                                                          'spectrakit.launch.pickling.module_state._changes': ( '60_launch/00_pickling/module_state.html#_changes',
                                                                                                                'spectrakit/launch/pickling/module_state.py'),
                                                          'spectrakit.launch.pickling.module_state._code_of': ( '60_launch/00_pickling/module_state.html#_code_of',

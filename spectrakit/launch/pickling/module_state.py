@@ -636,10 +636,6 @@ def carried() -> list[str]:
     """Return the names of the attributes that this process has taken over from the notebook."""
     return list(_CARRIED)
 
-# %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #630e2f55
-def _can_handle(change: _Change, steady: bool) -> bool:
-    return steady or _unpicklable_part(change.here, change.sent, "") is None
-
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #0561a654
 def _stays_local(module: types.ModuleType, change: _Change, state: ModuleState) -> bool:
     """Return whether the local attribute stays. Raise RequestError if a changed one cannot be pickled."""
