@@ -5828,8 +5828,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'spectrakit/runs/resume_plan.py'),
                                              'spectrakit.runs.resume_plan._raise_refusal': ( '30_runs/resume_plan.html#_raise_refusal',
                                                                                              'spectrakit/runs/resume_plan.py'),
-                                             'spectrakit.runs.resume_plan._runs_begun': ( '30_runs/resume_plan.html#_runs_begun',
-                                                                                          'spectrakit/runs/resume_plan.py'),
                                              'spectrakit.runs.resume_plan._runs_of_task': ( '30_runs/resume_plan.html#_runs_of_task',
                                                                                             'spectrakit/runs/resume_plan.py'),
                                              'spectrakit.runs.resume_plan._skipped_note': ( '30_runs/resume_plan.html#_skipped_note',

@@ -84,11 +84,6 @@ def _with_restored_checkpoint(path: Path) -> Path:
         put_back(path / "checkpoints")
     return path
 
-# %% ../../nbs/30_runs/05_resume_plan.ipynb #5ba65c80
-def _runs_begun(config: Config) -> list[Path]:
-    """Return the runs in run.dir, including those without a log or checkpoint."""
-    return [file.parent for file in Path(config.run.dir).glob("*/config.yaml")]
-
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #22371f24
 def _named_run_plan(path: Path, config: Config, session: Session) -> ResumePlan:
     _check_is_run(path, config.run.dir)
