@@ -71,7 +71,8 @@ from ..system.files import checked_path, is_stream, replacing, temporary_folder
 from ..system.signals import ends_softly, interrupt_says, interrupts, stop_key
 from ..task.source_identity import code_fingerprint
 from ..task.task import check_task, provides
-from ..view.cell.live import make_view, prints_log
+from ..view.cell.live import kernel, make_view, prints_log
+from ..view.cell.queue import note_end, queue_note, wait_in_queue
 from ..view.terminal import stopping_text
 from ..watchdog.time_budget import NoTimeLeft, check_time
 
@@ -83,8 +84,10 @@ def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
     def tick() -> None:
         if view:
             if pressed:
-                text = stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
-                view.note_stop(sentences.setdefault(len(pressed), text))
+                if len(pressed) not in sentences:
+                    text = stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
+                    sentences[len(pressed)] = "; ".join(filter(None, (text, queue_note(kernel()))))
+                view.note_stop(sentences[len(pressed)])
             view.update()
         if time.monotonic() < due[0]:
             return
@@ -709,11 +712,14 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
             config = _with_source(config, resume)
         if predict is not None:
             check_prediction(config, checked_path(predict, "The file for predictions"))
+    wait_in_queue(kernel())
+    began = time.monotonic()
     with ends_softly() as terminated:
         with _before_the_run():
             request, pressed = replace(new_request(config), trust=trust), list[int]()
             refuse_expensive(task, request)
         run = _train(task, config, request, show, pressed, predict)
+        note_end(began, bool(pressed))
         if predict is not None and run.ended is None:
             _predict_in_time(task, run, predict, request, _stop_reason(terminated, pressed), bool(pressed))
             if not _is_summarized(run):  # pictures come after the submission: the time may be short

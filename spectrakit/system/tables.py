@@ -17,10 +17,15 @@ _BREAKS = re.compile(r"(?<=[a-z][._])(?=[a-z])")  # possible line breaks in a ke
 
 
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[object] = ()) -> str:
-    """Return rows as an HTML table with the header `head`. Texts are escaped; keys may wrap."""
+    """Return rows of texts as an HTML table with the header `head`. Texts are escaped, unless they have `__html__`;
+    keys may wrap.
+    """
+
+    def text_of(cell: object) -> str:
+        return cell.__html__() if hasattr(cell, "__html__") else _BREAKS.sub("<wbr/>", html.escape(str(cell)))
 
     def row(cells: Sequence[object], tag: str) -> str:
-        texts = (_BREAKS.sub("<wbr/>", html.escape(str(cell))) for cell in cells)
+        texts = map(text_of, cells)
         return f"<tr>{''.join(f'<{tag} {_LEFT}>{text}</{tag}>' for text in texts)}</tr>"
 
     top = f"<thead>{row(head, 'th')}</thead>" if head else ""

@@ -160,7 +160,7 @@ def _headline(tiles: Sequence[Tile]) -> str:
     """Return all tiles: in a line, or in rows of three or two; a table for viewers that remove styles."""
     least = "clamp(132px,(822px - 100%)*999,max(132px,33.3% - 6px))"  # a third, if six do not fit side by side
     style = f"display:grid;grid-template-columns:repeat(auto-fit,minmax({least},1fr));gap:6px"
-    row = f'<tr role="group" style="{style};background:none">{"".join(map(_tile, tiles))}</tr>'
+    row = f'<tr role="group" style="{style};padding:0;background:none">{"".join(map(_tile, tiles))}</tr>'
     plain = "display:block;width:100%;margin:6px 0;border:0;color:inherit;font:inherit"
     inside = f'<tbody role="presentation" style="display:block">{row}</tbody>'
     return f'<table role="presentation" style="{plain}">{inside}</table>'
@@ -180,7 +180,7 @@ def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
     if s.status and s.status != "failed":  # a failure has its own card
         return escaped(f"{phase(s)}: {s.reason}", 110)
     if s.stopping and not s.status:
-        return f"<b>{escaped(s.stopping, 110)}</b>"
+        return f"<b>{escaped(s.stopping, 160)}</b>"
     asking = [tile for tile in tiles if tile.reason]
     if not asking or s.status:
         return ""
