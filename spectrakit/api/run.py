@@ -302,7 +302,7 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
         raise RequestError(why_no_run(path))
     return Run(path, trusted=trust)
 
-# %% ../../nbs/70_api/00_run.ipynb #c5e7a1d2
+# %% ../../nbs/70_api/00_run.ipynb #c5e7a1d0
 def differing_settings(stated: Sequence[dict[str, Any]]) -> list[str]:
     """Return the settings in which runs differ; `stated` has those of each run.
 
@@ -313,7 +313,7 @@ def differing_settings(stated: Sequence[dict[str, Any]]) -> list[str]:
     values = {key: [each.get(key) for each in stated if key in each or key not in known] for key in keys}
     return [k for k, (first, *others) in values.items() if any(v != first and {} not in (v, first) for v in others)]
 
-
+# %% ../../nbs/70_api/00_run.ipynb #c5e7a1d2
 class _Name(str):
     """Name of a run; in HTML a link to its page, if it has one below the notebook's folder."""
 
