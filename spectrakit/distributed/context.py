@@ -288,18 +288,28 @@ class RunContext(Exchange):
         return self.strategy == "fsdp" or self.mesh is not None
 
     @property
+    def updates_apart(self) -> bool:
+        """Whether groups of ranks update separately between exchanges of weights."""
+        return self.strategy == "diloco"
+
+    @property
+    def whole_on_main(self) -> bool:
+        """Whether rank 0 holds the complete state of training."""
+        return not (self.sharded or self.updates_apart)
+
+    @property
     def teams(self) -> int:
-        """Number of groups of ranks that update separately between exchanges; 1 unless diloco."""
-        if self.strategy != "diloco":
+        """Number of groups of ranks that update separately between exchanges; 1 without them."""
+        if not self.updates_apart:
             return 1
         return self.world_size // (1 if self.mesh is None else self.mesh["shard"].size())
 
     def sum_of_shards(self, number: float) -> float:
-        """Return the sum of a number over the ranks of this DiLoCo worker."""
+        """Return the sum of a number over the ranks of this group."""
         return number if self.mesh is None else float(self.reduce_in_worker(number))
 
     def reduce_in_worker(self, value: Any) -> Any:
-        """Return the sum of a number or tensor over the ranks of this DiLoCo worker."""
+        """Return the sum of a number or tensor over the ranks of this group."""
         import torch
 
         if self.mesh is None:
@@ -350,7 +360,7 @@ class RunContext(Exchange):
 
     def exchanges_after(self, model: Any) -> bool:
         """Check whether gradients are still local after the backward pass of a prepared model."""
-        return self.strategy in ("ddp", "diloco") and not self.sharded and not is_ddp(model)
+        return self.strategy != "single" and not self.sharded and not is_ddp(model)
 
     def with_new_exchange(self, model: Any) -> Any:
         """Renew DDP after the set of trainable parameters changed."""

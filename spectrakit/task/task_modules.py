@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Held', 'held_by', 'TaskModules', 'move_held', 'with_held', 'held_in_eval_mode', 'join_optimizer', 'record_unused',
            'learning', 'shared_tensors', 'record_tensors', 'state_of_held', 'load_held', 'generator_states',
-           'load_generator_states', 'share_held', 'exchange_held', 'restore_first_tensors', 'record_end']
+           'load_generator_states', 'generators_kept', 'share_held', 'exchange_held', 'restore_first_tensors',
+           'record_end']
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a61e383f
 import contextlib
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..distributed.gradient_averaging import GradientAverage, send_from_main
-from ..system.errors import RequestError, is_own
+from ..system.errors import is_own
 from .eval_mode import modes_kept
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #3ffc31b5
@@ -175,22 +176,22 @@ class TaskModules:
         return inner | {name: held.thing for name, held in self.tensors.items()}
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #8b80fe6d
-_FOUND_MODULES: "weakref.WeakKeyDictionary[Any, tuple]" = (
-    weakref.WeakKeyDictionary()
-)  # task → its attributes' ids, modules
+_FOUND: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()  # task → its attributes' ids, its objects
 
 
-def _modules_beside(task: Any, model: Any) -> list[Any]:
+def _beside(task: Any, model: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return the modules and random generators that `task` holds outside `model`, cached until an attribute changes."""
     seen = id(model), *map(id, getattr(task, "__dict__", {}).values())
     with contextlib.suppress(TypeError):  # objects without weak references
-        if (known := _FOUND_MODULES.get(task)) is not None and known[0] == seen:
+        if (known := _FOUND.get(task)) is not None and known[0] == seen:
             return known[1]
     held = TaskModules(task)
     held.of_model = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     held.look()
+    found = list(held.modules.values()), held.generators
     with contextlib.suppress(TypeError):
-        _FOUND_MODULES[task] = seen, list(held.modules.values())
-    return list(held.modules.values())
+        _FOUND[task] = seen, found
+    return found
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a754ec78
 def move_held(held: TaskModules, device: Any) -> None:
@@ -209,7 +210,7 @@ def with_held(task: Any, model: Any) -> Any:
     """Return a module of `model` and the task's modules, so that their modes change together."""
     import torch
 
-    modules = _modules_beside(task, model)
+    modules, _ = _beside(task, model)
     return torch.nn.ModuleList([model, *modules]) if modules else model
 
 
@@ -341,14 +342,14 @@ def _with_arrays(plain: Any, like: Any) -> Any:
     return numpy.array(plain, like.dtype) if isinstance(like, numpy.ndarray) else plain
 
 
-def generator_states(held: TaskModules) -> dict[str, Any]:
-    """Return the states of the task's random generators by name, as tensors and plain values."""
-    return {name: _plain(_state_of_generator(each)) for name, each in held.generators.items()}
+def generator_states(generators: dict[str, Any]) -> dict[str, Any]:
+    """Return the states of random generators by name, as tensors and plain values."""
+    return {name: _plain(_state_of_generator(each)) for name, each in generators.items()}
 
 
-def load_generator_states(held: TaskModules, states: dict[str, Any]) -> None:
+def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) -> None:
     """Restore the result of `generator_states`; other generators are unchanged."""
-    for name, each in held.generators.items():
+    for name, each in generators.items():
         if name not in states:
             continue
         state = _with_arrays(states[name], _state_of_generator(each))
@@ -359,18 +360,23 @@ def load_generator_states(held: TaskModules, states: dict[str, Any]) -> None:
         else:
             getattr(each, "bit_generator", each).state = state
 
+
+@contextlib.contextmanager
+def generators_kept(task: Any, model: Any) -> Iterator[None]:
+    """Restore the random generators that `task` holds outside `model` at the end of this block."""
+    _, generators = _beside(task, model)
+    before = generator_states(generators)
+    try:
+        yield
+    finally:
+        load_generator_states(generators, before)
+
 # %% ../../nbs/35_task/08_task_modules.ipynb #fccb6f10
 def share_held(held: TaskModules, context: Any) -> None:
     """Copy the values of rank 0 to all ranks of `context`, and begin to record changes.
 
-    Tensors outside optimizers and modules stay different. Raise RequestError if diloco would have to train parameters
-    of `held`, since its workers exchange only the model.
+    Tensors outside optimizers and modules stay different.
     """
-    if learning(held) and context.strategy == "diloco":
-        raise RequestError(
-            f"The optimizer trains {learning(held)[0]} of the task, but the workers of diloco exchange only the model. "
-            "Include it in the module that `model` returns, or choose trainer.strategy.name=ddp."
-        )
     if context.world_size > 1:
         send_from_main([t for n, t in held.named().items() if ":" in n or t.requires_grad])
     for _, parameter in held.trained:
@@ -383,7 +389,7 @@ def exchange_held(held: TaskModules | None, optimizer: Any, context: Any) -> Cal
 
     All ranks of `context` must call it. `optimizer` is the run's.
     """
-    if held is None or context.world_size == 1 or context.strategy == "diloco":
+    if held is None or context.world_size == 1 or context.updates_apart:
         return None
     average = GradientAverage(held.trained, context.world_size, context.gather, ask_always=True)
     shared = shared_tensors(held, optimizer)

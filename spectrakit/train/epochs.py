@@ -8,13 +8,13 @@ __all__ = ['training_loss', 'begin_epoch', 'Epochs']
 # %% ../../nbs/50_train/06_epochs.ipynb #6b54dff9
 import contextlib
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..data.loaders import noticing_changes
 from ..data.sample_order import mix_seed
 from ..task.task import Moment, loss_at, provides
-from ..task.task_modules import with_held
+from ..task.task_modules import generator_states, load_generator_states, with_held
 from .learner.seeding import seed_everything
 from .part import Part, methods
 from .state import TrainState, gpu_generator, random_states, restore_random_states
@@ -101,26 +101,45 @@ def begin_epoch(s: TrainState) -> bool:
 
 # %% ../../nbs/50_train/06_epochs.ipynb #01d63339
 class Epochs(Part):
-    """Part that calls the task's `on_epoch`. `begun` is the epoch of the last call, `modes` are the modes after it."""
+    """Part that calls the task's `on_epoch`.
+
+    `begun` is the epoch of the last call, `modes` are the modes after it, `draws` the states of the task's random
+    generators before and after it.
+    """
 
     s: TrainState
+    name = "epochs"
     begun = -1
 
     def __init__(self, s: TrainState):
         super().__init__(s)
         self.modes: list[tuple[Any, bool]] = []
+        self.draws: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+
+    @property
+    def generators(self) -> dict[str, Any]:
+        """Random generators that the task holds now."""
+        return self.s.learner.held.generators if self.s.learner.held is not None else {}
 
     def _note(self, epoch: int) -> None:
-        self.begun = epoch
+        self.begun, self.draws = epoch, (self.draws[0], generator_states(self.generators))
         self.modes = [(each, each.training) for each in with_held(self.s.task, self.s.learner.model).modules()]
 
-    def before_load(self, progress: dict[str, Any]) -> None:
+    def _moments(self, last: int, before: dict[str, Any]) -> Iterator[tuple[int, int]]:
+        """Yield (epoch, step) up to the epoch `last`, with the task's generators in the states `before`."""
+        for epoch in range(last + 1):
+            if epoch == last:
+                load_generator_states(self.generators, before)
+                self.draws = generator_states(self.generators), {}
+            yield epoch, epoch * self.s.data.plan.steps_per_epoch
+
+    def before_load(self, progress: dict[str, Any], own: dict[str, dict[str, Any]]) -> None:
         """Call `on_epoch` for all epochs that had begun, unless the last of them is the current one."""
-        last, steps = progress["epoch"] - (progress["window"] == 0), self.s.data.plan.steps_per_epoch
+        last, before = progress["epoch"] - (progress["window"] == 0), own.get(self.name, {}).get("draws", {})
         if last in (-1, self.begun) or not provides(self.s.task, "on_epoch"):
             return
         with contextlib.redirect_stdout(io.StringIO()):
-            _call_on_epoch(self.s, [(epoch, epoch * steps) for epoch in range(last + 1)])
+            _call_on_epoch(self.s, self._moments(last, before))
         self._note(last)
 
     def at_epoch(self) -> bool:
@@ -128,7 +147,13 @@ class Epochs(Part):
         if self.begun == self.s.progress.epoch:
             for module, mode in self.modes:
                 module.training = mode
+            if self.s.progress.window == 0:  # its first step is repeated
+                load_generator_states(self.generators, self.draws[1])
             return False
+        self.draws = generator_states(self.generators), {}
         changed = begin_epoch(self.s)
         self._note(self.s.progress.epoch)
         return changed
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        return {"draws": self.draws[0]}

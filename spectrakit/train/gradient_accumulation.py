@@ -136,7 +136,7 @@ class StepBoundary(Part):
     def after_step(self) -> None:
         held, gpu = self.s.learner.held, self.draws
         place = None if gpu is None else (gpu.initial_seed(), gpu.get_offset())
-        of_task = generator_states(held) if held is not None and held.generators else {}
+        of_task = generator_states(held.generators) if held is not None and held.generators else {}
         self.s.window.rng_state = (list(map(call, self.states)), place), of_task
 
     def after_boundary(self) -> None:

@@ -239,8 +239,10 @@ class Part:
 
     # --- state ------------------------------------------------------------------------------------------------------
 
-    def before_load(self, progress: dict[str, Any]) -> None:
-        """React before the weights of a checkpoint with the counters `progress` are loaded."""
+    def before_load(self, progress: dict[str, Any], own: dict[str, dict[str, Any]]) -> None:
+        """React before the weights of a checkpoint are loaded: it has the counters `progress`, and this rank's states
+        `own` by part.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that all ranks share."""

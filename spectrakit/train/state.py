@@ -466,7 +466,7 @@ def rewind_random_states(s: TrainState) -> None:
     states, of_task = s.window.rng_state
     restore_random_states(states, gpu_generator(s.context.device))
     if of_task and s.learner.held is not None:
-        load_generator_states(s.learner.held, of_task)
+        load_generator_states(s.learner.held.generators, of_task)
 
 
 def _boundary_random_state(s: TrainState) -> dict:
@@ -532,7 +532,7 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
         interval["logs"] = {name: tuple(map(float, pair)) for name, pair in s.record.interval.logs.items()}
     own = {**_boundary_random_state(s), "interval": interval, "parts": s.rank_state_dict()}
     if s.learner.held is not None:
-        own["task_draws"] = generator_states(s.learner.held)
+        own["task_draws"] = generator_states(s.learner.held.generators)
     if s.learner.held is not None and s.context.world_size > 1:  # tensors may differ between ranks
         kept = state_of_held(s.learner.held)
         own["task"] = {n: t.clone() for n, t in kept.items() if ":" not in n and not t.requires_grad}
@@ -583,8 +583,7 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
         last: Whether the run ends here; training waits for it (default False). Other saves may be skipped.
     """
     p, c, main = s.progress, s.config.checkpoint, s.context.is_main
-    whole_here = s.context.strategy not in ("fsdp", "diloco")  # rank 0 has the whole state
-    if not c.enabled or (alone and not (whole_here and main)):
+    if not c.enabled or (alone and not (s.context.whole_on_main and main)):
         return
     kind = "last" if last or alone or p.step >= s.schedule.total_steps else "best" if best else "periodic"
     if kind == "periodic" and p.saved_step == p.step:

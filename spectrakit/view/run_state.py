@@ -211,7 +211,7 @@ class RunState:
         self.ends: float | None = None  # end of the session, in seconds since the run began
         self.forecast = ""  # forecast of time and memory
         self.reserve_s, self.budget_note = 0.0, ""  # seconds reserved for the end; sentence on the time budget
-        self.exchanged = ""  # cost of DiLoCo's exchanges
+        self.exchanged = ""  # cost of the exchanges between workers
 
     @property
     def monitor(self) -> str:

@@ -4,6 +4,7 @@ import itertools
 import json
 import linecache
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -713,3 +714,87 @@ def test_a_long_chain_of_functions_is_followed_to_its_end(here):
         (here / "long.py").write_text(f"def f0(x):\n    return {number}\n\n{chain}{task}")
         found.append(code_fingerprint(f"{here / 'long.py'}:T"))
     assert code_change(*found) == "f0 in long"
+
+
+# ten edits of one task: those that may change its numbers are other code, also in a file that it imports
+
+EDITED = """
+import functools
+import near
+UNUSED, RATE = 1, 2
+
+
+def twice(x):
+    return 2 * x
+
+
+def logged(function):
+    @functools.wraps(function)
+    def call(*args):
+        return function(*args)
+
+    return call
+
+
+class T(Task):
+    "A task."
+
+    share = 0.5
+
+    # its model
+    def model(self, cfg):
+        return None
+
+    @logged
+    def loss(self, model, batch):
+        mean = twice(batch) * RATE * self.share
+        return near.half(mean)
+"""
+_MODEL = "    def model(self, cfg):\n        return None\n\n"
+_TWICE = "def twice(x):\n    return 2 * x\n\n\n"
+EDITS = {  # what becomes what, and the part that is named; None: the same code
+    "comment": ("# its model", "# the model of it", None),
+    "docstring": ('"A task."', '"Another task."', None),
+    "unused global": ("UNUSED, RATE = 1", "UNUSED, RATE = 9", None),
+    "used global": ("RATE = 1, 2", "RATE = 1, 9", "RATE"),
+    "helper": ("return 2 * x", "return 9 * x", "twice"),
+    "method": ("return None", "return 9", "model of T"),
+    "class attribute": ("share = 0.5", "share = 0.9", "T"),
+    "decorated method": ("near.half(mean)", "-near.half(mean)", "loss of T"),
+    "decorator": ("return function(*args)", "return 9 * function(*args)", "logged"),
+    "function of a local module": ("x / 2", "x / 9", "half"),
+    "unused function of a local module": ("return 'unused'", "return 'other'", None),
+    "name of a local variable": ("mean", "average", "loss of T"),  # it cannot be told from another variable
+    "order of methods": (f"    # its model\n{_MODEL}", "", None),
+    "order of definitions": (_TWICE, "", None),
+    "type annotation": ("def model(self, cfg)", "def model(self, cfg: dict)", "model of T"),  # a dataclass reads them
+}
+
+
+def edited(edit: str | None) -> tuple[str, str]:
+    "The task, and the module that it imports, after an edit."
+    old, new, _ = EDITS.get(edit, ("", "", None))
+    texts = [EDITED, "def half(x):\n    return x / 2\n\n\ndef unused():\n    return 'unused'\n"]
+    if edit is not None:
+        assert sum(old in text for text in texts) == 1
+        texts = [text.replace(old, new) for text in texts]
+    later = {"order of methods": f"\n{_MODEL}", "order of definitions": f"\n\n{_TWICE}"}.get(edit, "")
+    return texts[0] + later, texts[1]
+
+
+@pytest.mark.parametrize("how", ["file", "cells"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_of_a_task_by_what_they_may_change(here, monkeypatch, how, edit):
+    monkeypatch.syspath_prepend(here)
+    found = []
+    for text, near in (edited(None), edited(edit)):
+        (here / "near.py").write_text(near)
+        moment = next(_MOMENTS)
+        os.utime(here / "near.py", ns=(moment, moment))
+        (here / "mine.py").write_text(f"from spectrakit.task.task import Task\n{text}")
+        sys.modules.pop("near", None)
+        file = f"{here / 'mine.py'}:T"
+        found.append(code_fingerprint(file) if how == "file" else run_cells(text, "task = T()"))
+    sys.modules.pop("near", None)
+    changed, part = code_change(*found), EDITS[edit][2]
+    assert found[0] and ((part is None and not changed) or (part is not None and part in (changed or ""))), changed

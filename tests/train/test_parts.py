@@ -1,13 +1,16 @@
 "The parts of training: none knows another, and each can be removed by deleting its file and its line in the table."
 
 import ast
+import builtins
 import difflib
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,6 +34,22 @@ REMOVABLE = {
     "loss scaling": (["parts/loss_scaling"], ["LossScaling"]),
     "exchange": (["parts/gradient_exchange"], ["Exchange"]),
     "early stopping": (["parts/early_stopping"], ["EarlyStopping"]),
+}
+# words by which a test says that it is about a part
+WORDS = {
+    "ema": r"\bema\b|ema_|Ema\b|moving average",
+    "weight averaging": r"(?i)average",
+    "mixup": r"(?i)mixup",
+    "diloco": r"(?i)diloco",
+    "cuda graphs": r"(?i)graphs|step_capture",
+    "pictures": r"(?i)picture",
+    "out-of-memory recovery": r"(?i)out.?of.?memory|oom_",
+    "nan guard": r"(?i)\bnan|not_finite|isfinite|\binf\b|rollback",
+    "trackers": r"(?i)track",
+    "clipping": r"(?i)clip",
+    "loss scaling": r"(?i)scal|fp16",
+    "exchange": r"(?i)exchange|ddp|rank",
+    "early stopping": r"(?i)early_stopping|patience",
 }
 FILES = {f"parts/{path.stem}" for path in (TRAIN / "parts").glob("*.py")} - {"parts/__init__"}
 FILES |= {file for files, _ in REMOVABLE.values() for file in files}
@@ -59,6 +78,64 @@ def test_no_part_imports_another_and_the_table_alone_names_them():
         assert {(file, other) for other in imported_parts(TRAIN / f"{file}.py")} <= HELPERS, file
     others = [path for path in (ROOT / "spectrakit").rglob("*.py") if path not in {TRAIN / f"{f}.py" for f in FILES}]
     assert {path.name for path in others if imported_parts(path)} == {"parts_table.py"}
+
+
+class Facts(NamedTuple):
+    """Names and texts of a module: those that it makes (attributes, fields, functions, classes, variables, arguments),
+    those that it reads, its texts without docstrings, and the keys with which it reads states of parts.
+    """
+
+    made: set[str]
+    read: set[str]
+    texts: set[str]
+    states: set[str]
+
+
+def facts_of(path: Path) -> Facts:
+    found, nodes = Facts(set(), set(), set(), set()), list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    lone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.made.add(node.name)
+            case ast.Attribute(attr=name) | ast.Name(id=name):
+                (found.made if isinstance(node.ctx, ast.Store) else found.read).add(name)
+            case ast.arg(arg=name) | ast.keyword(arg=name):
+                found.made.add(name)
+            case ast.Constant(value=str() as text) if id(node) not in lone:
+                found.texts.add(text)
+            case ast.Subscript(slice=ast.Constant(value=key)) if ast.unparse(node.value).endswith("parts']"):
+                found.states.add(key)
+    return found
+
+
+@functools.cache
+def facts() -> dict[str, Facts]:
+    "The facts of each module by its path below `spectrakit`."
+    package = ROOT / "spectrakit"
+    paths = [path for path in package.rglob("*.py") if path.name != "_modidx.py"]
+    return {path.relative_to(package).with_suffix("").as_posix(): facts_of(path) for path in paths}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMOVABLE)
+def test_no_other_module_reads_what_a_part_makes_or_names_its_file(name):
+    files, classes = REMOVABLE[name]
+    own = {f"train/{file}" for file in files}
+    others = {key: each for key, each in facts().items() if key not in own}
+    alone = (
+        set().union(*(facts()[key].made for key in own))
+        - set().union(*(each.made for each in others.values()))
+        - set(dir(builtins))
+    )
+    assert alone, name
+    del others["train/parts_table"]
+    places = [f"train/{file}".replace("/", sep) for file in files for sep in "./"]
+    states = {kind.name for kind in PARTS if kind.__name__ in classes} - {""}
+    for key, each in others.items():
+        assert not (names := alone & each.read), (key, names)
+        assert not [text for text in each.texts if any(place in text for place in places)], key
+        assert not states & each.states, key
 
 
 def test_each_method_that_is_called_like_a_moment_is_one():
@@ -94,3 +171,31 @@ def test_all_else_works_without_a_part(tmp_path, name):
     assert done.returncode == 0, done.stderr[-3000:]
     left = set(done.stdout.split())
     assert left == {kind.__name__ for kind in PARTS} - set(REMOVABLE[name][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n if n == "ema" else pytest.param(n, marks=pytest.mark.long) for n in REMOVABLE])
+def test_the_fast_tests_of_training_pass_without_a_part(tmp_path, name):
+    "All but those that name the part, or read a name that does."
+    shutil.copytree(ROOT / "spectrakit", tmp_path / "spectrakit", ignore=shutil.ignore_patterns("__pycache__"))
+    without(tmp_path / "spectrakit", name)
+    here, dotted = Path(__file__).parent, [f"train.{file.replace('/', '.')}" for file in REMOVABLE[name][0]]
+    own = [path for path in here.glob("test_*.py") if any(f"{each} import" in path.read_text() for each in dotted)]
+    more = [f"--ignore={path}" for path in (*own, Path(__file__), here / "test_counts.py")]  # it counts calls of all
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "unnamed", *more]
+    done = subprocess.run(
+        [*command, "-m", "not slow and not long", f"--basetemp={tmp_path / 'tests'}", str(here)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(here)]),
+            "PYTHONSAFEPATH": "1",
+            "UNNAMED": WORDS[name],
+            "PACKAGE": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=900,
+        cwd=ROOT,
+    )
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert done.returncode == 0 and passed and int(passed[1]) > 50, (done.stdout + done.stderr)[-3000:]

@@ -5,6 +5,7 @@ import random
 import numpy
 import pytest
 import torch
+from test_two_sets import ScheduleFree
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -113,6 +114,44 @@ class Own(Points):
 )
 def test_random_numbers_of_epochs_and_of_the_task_are_those_of_a_run_in_one_go(train, kind, cut, words):
     assert same(cut_and_resumed(train, kind, cut, *words), train(kind(), *WORDS, *words, name="whole"))
+
+
+class Everywhere(Own):
+    "It draws in evaluations too; each epoch has a shift, which `on_epoch` draws. `spoiled` are steps with NaN, once."
+
+    shift, spoiled = 0.0, ()
+
+    def optimizer(self, model, cfg):
+        return ScheduleFree(model.parameters(), 0.05)
+
+    def on_epoch(self, model, moment):
+        self.shift = super().noise()
+
+    def loss(self, model, batch, moment=None):
+        self.stop = self.stop or (moment is not None and self.cut is not None and moment.step >= self.cut - 1)
+        loss = F.cross_entropy(model(batch[0] + super().noise() + self.shift), batch[1])
+        if self.spoiled and model.training and moment is not None and moment.step == self.spoiled[0]:
+            del self.spoiled[0]
+            return loss * float("nan")
+        return loss
+
+
+@pytest.mark.parametrize("cut", [3, 6, 7, 8, 16])
+def test_generators_of_the_task_in_epochs_evaluations_and_rollbacks(train, cut):
+    def spoiled():
+        return type("Spoiled", (Everywhere,), {"spoiled": [7, 12]})
+
+    words = ("training.nan_policy=rollback", "training.ema_decay=0.9", "checkpoint.every_n_steps=1")
+    words = (*words, "trainer.check_val_every_n_steps=5", "scheduler.name=constant")
+    whole = train(spoiled()(), *WORDS, *words, name="whole")
+    assert [e["step"] for e in whole.events if e["type"] == "nan"] == [7, 12]
+    assert same(cut_and_resumed(train, spoiled(), cut, *words), whole)
+
+
+def test_evaluations_move_no_generator_of_the_task(train):
+    every = "trainer.check_val_every_n_steps={}".format
+    one, other = (train(Everywhere(), *WORDS, every(n), "checkpoint.every_n_steps=7", name=str(n)) for n in (1, 6))
+    assert same(one, other)
 
 
 class Fails(Own):

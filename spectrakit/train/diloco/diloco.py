@@ -22,6 +22,7 @@ from ...distributed.context import RunContext
 from ...forecast.link_cost import BY_HOST, describe_link, estimate, measure_link, ring_bytes
 from ...system.errors import RequestError
 from ...task.model_buffers import is_dense, places_of, tensors_at
+from ...task.task_modules import learning
 from .compression import FORMS, Compression, bytes_sent, compressed_mean
 from .fragments import divide, fragment_sent, next_sent
 from spectrakit.train.diloco.outer_loop import (
@@ -172,6 +173,15 @@ class Diloco(Part):
     @classmethod
     def wanted(cls, s: TrainState) -> bool:
         return is_diloco(s.config)
+
+    @classmethod
+    def check(cls, s: TrainState) -> None:
+        """Raise RequestError if the optimizer trains parameters outside the model: only the model is exchanged."""
+        if s.learner.held is not None and (names := learning(s.learner.held)):
+            raise RequestError(
+                f"The optimizer trains {names[0]} of the task, but the workers of diloco exchange only the model. "
+                "Include it in the module that `model` returns, or choose trainer.strategy.name=ddp."
+            )
 
     @classmethod
     def refusal(cls, s: TrainState, path: Path, state: dict[str, Any]) -> str | None:

@@ -76,7 +76,7 @@ class LossScaling(Part):
         """Report skipped updates; raise End after a long time without an update."""
         self.count()
         overflows, self.unreported = self.unreported, 0
-        if self.s.context.strategy == "diloco":  # each worker has its own scaler, and all end together
+        if self.s.context.updates_apart:  # each group has its own scaler, and all end together
             overflows = max(self.s.context.gather(overflows))
         if not overflows:
             self.idle = 0

@@ -46,7 +46,7 @@ class Pictures(Part):
     @classmethod
     def wanted(cls, s: TrainState) -> bool:
         """Return whether this rank draws; False for a partial model or separate weights."""
-        possible = s.context.is_main and s.data.valid is not None and s.context.strategy not in ("diloco", "fsdp")
+        possible = s.context.is_main and s.data.valid is not None and s.context.whole_on_main
         return bool(s.config.run.pictures) and possible and provides(s.task, "pictures")
 
     def due(self, now: float) -> bool:
@@ -149,7 +149,7 @@ def as_pngs(picture: Any) -> tuple[bytes, bytes]:
 # %% ../../../nbs/50_train/11_parts/08_pictures.ipynb #e61412c0
 def _drawn(s: TrainState, limit_s: float) -> dict[str, bytes]:
     predictions, files = few_predictions(s), {}
-    with keeping_random_states(), at_most(limit_s):
+    with keeping_random_states(s.task, s.context.plain(s.learner.model)), at_most(limit_s):
         pictures = s.task.pictures(predictions)
         if not isinstance(pictures, Mapping):
             raise TypeError(f"pictures(…) returned {type(pictures).__name__}. Return {{name: figure}}")

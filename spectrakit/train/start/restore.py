@@ -63,7 +63,7 @@ def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
     weights, state = s.context.broadcast(
         (load_weights(path, ema=False), load_state(path)[0]) if s.context.is_main else None
     )
-    if s.context.strategy != "diloco":
+    if not s.context.updates_apart:
         return weights, state, load_state(path)[1] if s.context.is_main else None
     own = None
     for rank in range(s.context.world_size):  # one at a time: each has a model and its optimizer
@@ -276,11 +276,11 @@ def _load_held(s: TrainState, path: Path, notes: list[str]) -> None:
         notes.append(f"the task no longer holds {', '.join(missing[:3])}, which {path.name} has: ignored")
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #64057feb
-def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str]) -> None:
+def _load(s: TrainState, path: Path, weights: dict, states: tuple[dict, dict], notes: list[str]) -> None:
     """Load weights, averages, counters, optimizer and scaler; raise RequestError before any change if they do not
-    fit.
+    fit. `states` are the shared one and this rank's of each part.
     """
-    groups, state = s.learner.optimizer.param_groups, _with_later(s, state)
+    groups, state = s.learner.optimizer.param_groups, _with_later(s, states[0])
     own = optimizer_groups(state["optimizer"])
     saved = groups if own is None else own  # an optimizer with another state format checks itself
     today = [{k: v for k, v in group.items() if k != "params"} for group in groups]
@@ -293,7 +293,7 @@ def _load(s: TrainState, path: Path, weights: dict, state: dict, notes: list[str
             "a new run: resume.source=null."
         )
     kept = _find_base(s, path, weights, notes)
-    s.call("before_load", state["progress"])
+    s.call("before_load", state["progress"], states[1])
     try:
         load_whole_model(s.context.unwrap(s.learner.model), weights, kept=kept)
     except RuntimeError as error:
@@ -394,15 +394,16 @@ def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
     if refusal := s.context.broadcast(_why_incompatible(s, path, state, kinds) if s.context.is_main else None):
         raise RequestError(refusal)
     requested = s.goal.monitor, s.goal.mode
-    _load(s, path, weights, state, notes)
+    own = None if rank_state is None else rank_state["parts"]
+    _load(s, path, weights, (state, own or {}), notes)
     done = _move_position(s, state, notes)
     if s.learner.scheduler is not None and state["scheduler"] is not None:
         _load_scheduler(s, state, done, notes)
     _restore_best(s, requested, notes)
-    s.load_rank_state_dict(None if rank_state is None else rank_state["parts"], notes)
+    s.load_rank_state_dict(own, notes)
     if s.learner.held is not None and rank_state is not None:
         load_held(s.learner.held, rank_state.get("task", {}))
-        load_generator_states(s.learner.held, rank_state.get("task_draws", {}))
+        load_generator_states(s.learner.held.generators, rank_state.get("task_draws", {}))
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
     same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]
