@@ -571,6 +571,7 @@ LONG_CELLS = {
         "Task",
     ): "the protocol: a method for each thing that a task may have, with what it gets and returns",
     ("35_task/02_shared_forward", "StandIn"): "one object that behaves as another: a method for each way to ask it",
+    ("50_train/06_epochs", "Epochs"): "a part: its moments, and what they keep",
     ("50_train/02_state", "TrainState"): "all that the loop works with, by groups, and what of it is saved",
     (
         "50_train/11_parts/02_out_of_memory",

@@ -334,17 +334,17 @@ def _plain(state: Any) -> Any:
     return state.tolist() if type(state).__module__ == "numpy" else state
 
 
+def generator_states(generators: dict[str, Any]) -> dict[str, Any]:
+    """Return the states of random generators by name, as tensors and plain values."""
+    return {name: _plain(_state_of_generator(each)) for name, each in generators.items()}
+
+# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb73
 def _with_arrays(plain: Any, like: Any) -> Any:
     import numpy
 
     if isinstance(like, dict):
         return {name: _with_arrays(plain[name], value) for name, value in like.items()}
     return numpy.array(plain, like.dtype) if isinstance(like, numpy.ndarray) else plain
-
-
-def generator_states(generators: dict[str, Any]) -> dict[str, Any]:
-    """Return the states of random generators by name, as tensors and plain values."""
-    return {name: _plain(_state_of_generator(each)) for name, each in generators.items()}
 
 
 def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) -> None:
