@@ -116,21 +116,24 @@ class Epochs(Part):
         self.modes: list[tuple[Any, bool]] = []
         self.draws: tuple[dict[str, Any], dict[str, Any]] = {}, {}
 
-    @property
-    def generators(self) -> dict[str, Any]:
-        """Random generators that the task holds now."""
-        return self.s.learner.held.generators if self.s.learner.held is not None else {}
+    def _states(self) -> dict[str, Any]:
+        held = self.s.learner.held
+        return generator_states(held.generators) if held is not None and held.generators else {}
+
+    def _load(self, states: dict[str, Any]) -> None:
+        if states and self.s.learner.held is not None:
+            load_generator_states(self.s.learner.held.generators, states)
 
     def _note(self, epoch: int) -> None:
-        self.begun, self.draws = epoch, (self.draws[0], generator_states(self.generators))
+        self.begun, self.draws = epoch, (self.draws[0], self._states())
         self.modes = [(each, each.training) for each in with_held(self.s.task, self.s.learner.model).modules()]
 
     def _moments(self, last: int, before: dict[str, Any]) -> Iterator[tuple[int, int]]:
         """Yield (epoch, step) up to the epoch `last`, with the task's generators in the states `before`."""
         for epoch in range(last + 1):
             if epoch == last:
-                load_generator_states(self.generators, before)
-                self.draws = generator_states(self.generators), {}
+                self._load(before)
+                self.draws = self._states(), {}
             yield epoch, epoch * self.s.data.plan.steps_per_epoch
 
     def before_load(self, progress: dict[str, Any], own: dict[str, dict[str, Any]]) -> None:
@@ -148,9 +151,9 @@ class Epochs(Part):
             for module, mode in self.modes:
                 module.training = mode
             if self.s.progress.window == 0:  # its first step is repeated
-                load_generator_states(self.generators, self.draws[1])
+                self._load(self.draws[1])
             return False
-        self.draws = generator_states(self.generators), {}
+        self.draws = self._states(), {}
         changed = begin_epoch(self.s)
         self._note(self.s.progress.epoch)
         return changed

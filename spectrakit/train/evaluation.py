@@ -37,7 +37,7 @@ from ..task.loss import as_loss
 from ..task.model_buffers import saved_tensors
 from ..task.shared_forward import Recorder
 from ..task.task import Task, collate_of, provides
-from ..task.task_modules import generators_kept, with_held
+from ..task.task_modules import generator_states, held_beside, load_generator_states
 from .part import methods, within
 from .state import TrainState, resulting_model
 from ..watchdog.time_budget import Budget, fits, short_time
@@ -381,19 +381,21 @@ def _on_all_samples(
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #7435f853
 @contextlib.contextmanager
-def keeping_random_states(task: Any, model: Any) -> Iterator[None]:
-    """Restore the random states of the process and of generators that `task` holds at the end of this block."""
+def keeping_random_states(held: dict[str, Any]) -> Iterator[None]:
+    """Restore the random states of the process, and of the generators `held` by a task, at the end of this block."""
     import torch
 
     before = [(generator, generator.state()) for generator in global_generators().values()]
+    of_task = generator_states(held) if held else {}
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
-        with generators_kept(task, model):
-            yield
+        yield
     finally:
         for generator, state in before:
             if generator.moved(state):
                 generator.restore(state)
+        if of_task:
+            load_generator_states(held, of_task)
         if on_gpus:
             torch.cuda.set_rng_state_all(on_gpus)
 
@@ -403,8 +405,10 @@ def leaving_no_trace(task: Any, model: Any) -> Iterator[Evaluated]:
     """Use eval mode and no gradients in this block; restore modes, buffers and random states of `task` and `model`."""
     import torch
 
+    modules, held = held_beside(task, model)
+    whole = torch.nn.ModuleList([model, *modules]) if modules else model
     # no inference_mode: its tensors could not be used in training
-    with in_eval_mode(with_held(task, model)) as evaluated, keeping_random_states(task, model), torch.no_grad():
+    with in_eval_mode(whole) as evaluated, keeping_random_states(held), torch.no_grad():
         yield evaluated
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #5e0c4a12

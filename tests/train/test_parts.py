@@ -35,22 +35,6 @@ REMOVABLE = {
     "exchange": (["parts/gradient_exchange"], ["Exchange"]),
     "early stopping": (["parts/early_stopping"], ["EarlyStopping"]),
 }
-# words by which a test says that it is about a part
-WORDS = {
-    "ema": r"\bema\b|ema_|Ema\b|moving average",
-    "weight averaging": r"(?i)average",
-    "mixup": r"(?i)mixup",
-    "diloco": r"(?i)diloco",
-    "cuda graphs": r"(?i)graphs|step_capture",
-    "pictures": r"(?i)picture",
-    "out-of-memory recovery": r"(?i)out.?of.?memory|oom_",
-    "nan guard": r"(?i)\bnan|not_finite|isfinite|\binf\b|rollback",
-    "trackers": r"(?i)track",
-    "clipping": r"(?i)clip",
-    "loss scaling": r"(?i)scal|fp16",
-    "exchange": r"(?i)exchange|ddp|rank",
-    "early stopping": r"(?i)early_stopping|patience",
-}
 FILES = {f"parts/{path.stem}" for path in (TRAIN / "parts").glob("*.py")} - {"parts/__init__"}
 FILES |= {file for files, _ in REMOVABLE.values() for file in files}
 HELPERS = {  # a part in two files
@@ -171,31 +155,3 @@ def test_all_else_works_without_a_part(tmp_path, name):
     assert done.returncode == 0, done.stderr[-3000:]
     left = set(done.stdout.split())
     assert left == {kind.__name__ for kind in PARTS} - set(REMOVABLE[name][1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n if n == "ema" else pytest.param(n, marks=pytest.mark.long) for n in REMOVABLE])
-def test_the_fast_tests_of_training_pass_without_a_part(tmp_path, name):
-    "All but those that name the part, or read a name that does."
-    shutil.copytree(ROOT / "spectrakit", tmp_path / "spectrakit", ignore=shutil.ignore_patterns("__pycache__"))
-    without(tmp_path / "spectrakit", name)
-    here, dotted = Path(__file__).parent, [f"train.{file.replace('/', '.')}" for file in REMOVABLE[name][0]]
-    own = [path for path in here.glob("test_*.py") if any(f"{each} import" in path.read_text() for each in dotted)]
-    more = [f"--ignore={path}" for path in (*own, Path(__file__), here / "test_counts.py")]  # it counts calls of all
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "unnamed", *more]
-    done = subprocess.run(
-        [*command, "-m", "not slow and not long", f"--basetemp={tmp_path / 'tests'}", str(here)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(here)]),
-            "PYTHONSAFEPATH": "1",
-            "UNNAMED": WORDS[name],
-            "PACKAGE": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=ROOT,
-    )
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert done.returncode == 0 and passed and int(passed[1]) > 50, (done.stdout + done.stderr)[-3000:]

@@ -20,6 +20,7 @@ from ...prediction.prediction_arrays import Predicted, columns_of, join_columns
 from ...system.files import write_atomic
 from ...system.secret_masking import masked
 from ...task.task import provides
+from ...task.task_modules import held_beside
 from ..evaluation import keeping_random_states, leaving_no_trace, predict_batch
 from ..part import Part
 from ..state import TrainState, resulting_model
@@ -149,7 +150,8 @@ def as_pngs(picture: Any) -> tuple[bytes, bytes]:
 # %% ../../../nbs/50_train/11_parts/08_pictures.ipynb #e61412c0
 def _drawn(s: TrainState, limit_s: float) -> dict[str, bytes]:
     predictions, files = few_predictions(s), {}
-    with keeping_random_states(s.task, s.context.plain(s.learner.model)), at_most(limit_s):
+    _, held = held_beside(s.task, s.context.plain(s.learner.model))
+    with keeping_random_states(held), at_most(limit_s):
         pictures = s.task.pictures(predictions)
         if not isinstance(pictures, Mapping):
             raise TypeError(f"pictures(…) returned {type(pictures).__name__}. Return {{name: figure}}")
