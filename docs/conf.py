@@ -23,7 +23,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ex
 
 nb_execution_mode = "off"  # `make test` runs every cell; the site shows the stored outputs
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header", "toc.empty_glob"]  # lessons begin with h1 and go on with h3; some packages have no folders
+suppress_warnings = ["myst.header"]  # lessons begin with h1 and go on with h3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
