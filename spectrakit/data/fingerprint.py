@@ -8,10 +8,11 @@ __all__ = ['WHOLE_BYTES', 'PATIENCE_S', 'dataset_fingerprint', 'tensors_hash', '
 # %% ../../nbs/10_data/07_fingerprint.ipynb #ae609321
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from .array_rows import numbers_of
 from .loaders import begin_worker, keeping_sigchld
 from .sample_hash import content_hash
 from .sample_order import Keys
@@ -84,6 +85,11 @@ def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
         torch.set_rng_state(before)
 
 # %% ../../nbs/10_data/07_fingerprint.ipynb #0b472969
+def _rows_hash(tensors: Sequence[Any]) -> str | None:
+    every = -(-sum(t.nbytes for t in tensors) // WHOLE_BYTES) or 1
+    return content_hash([every, *(t[::every] for t in tensors)])
+
+
 def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dict:
     """Return `{"samples": n, "content": {key: hash}}`; keys are 'all', 'files' or indices, without unhashable content.
 
@@ -97,11 +103,10 @@ def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dic
         return {"samples": 0, "content": {}}
     content: Mapping[str, str | None]
     if type(dataset) is TensorDataset:
-        every = -(-sum(t.nbytes for t in dataset.tensors) // WHOLE_BYTES) or 1
-        content = {"all": content_hash([every, *(t[::every] for t in dataset.tensors)])}
+        content = {"all": _rows_hash(dataset.tensors)}
     elif type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
         inner = dataset_fingerprint(dataset.dataset, seed)["content"]
-        content = {"all": content_hash([inner, list(dataset.indices)])}
+        content = {"all": content_hash([inner, _rows_hash([numbers_of(dataset)])])}
     elif in_worker:
         content = _hashes_in_worker(dataset, seed, samples)
     else:

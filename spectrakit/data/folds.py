@@ -9,6 +9,7 @@ __all__ = ['Folds', 'choose_kind', 'make_folds', 'write_folds', 'read_folds', 'k
 import hashlib
 import json
 import warnings
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,4 +220,4 @@ def part_of(dataset: Any, rows: np.ndarray) -> Any:
     if type(dataset) is TensorDataset:
         chosen = torch.from_numpy(np.ascontiguousarray(rows))
         return TensorDataset(*(tensor[chosen] for tensor in dataset.tensors))
-    return Subset(dataset, rows.tolist())
+    return Subset(dataset, array("q", rows.astype("<i8").tobytes()))

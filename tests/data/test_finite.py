@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spectrakit.data import loaders
+from spectrakit.data import loaders, sample_hash
 from spectrakit.data.loaders import find_non_finite
 
 FORMS = {
@@ -23,7 +23,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_value_is_found_in_any_block(monkeypatch, form, value):
-    monkeypatch.setattr(loaders, "_BLOCK", 64)
+    for module in (loaders, sample_hash):
+        monkeypatch.setattr(module, "BLOCK", 64)
     for place in (0, 63, 64, 2500, 4999):
         data = FORMS[form]()
         assert find_non_finite(data) is None
@@ -49,7 +50,8 @@ def test_no_temporary_is_larger_than_a_block(monkeypatch, form):
     "Finite data are looked at in blocks: each operation's result is counted."
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    monkeypatch.setattr(loaders, "_BLOCK", 64)
+    for module in (loaders, sample_hash):
+        monkeypatch.setattr(module, "BLOCK", 64)
     data, made = FORMS[form](), []
 
     class Counting(TorchDispatchMode):
