@@ -160,7 +160,8 @@ class Columns(NamedTuple):
 
         if self.rows is None and all(map(torch.is_tensor, columns := self.as_tensors().columns)):
             return tuple([column.to(device) for column in columns])
-        made, step = (), max(1, int(_PIECE * self.samples / 2**30 / max(self.gib(), 2**-30)))
+        made: tuple[Any, ...] = ()
+        step = max(1, int(_PIECE * self.samples / 2**30 / max(self.gib(), 2**-30)))
         for start in range(0, max(1, self.samples), step):
             parts = self.take(torch.arange(start, min(start + step, self.samples)))
             made = made or tuple([part.new_empty((self.samples, *part.shape[1:]), device=device) for part in parts])
