@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from ..config.effective_batch import BatchPlan
 from ..config.loader_workers import Reading, choose_workers, most_workers, reading_times
 from ..config.schema import Config, DataloaderConfig
-from .array_rows import Columns, columns_of
+from .array_rows import Columns, as_tensors, columns_of, load_columns
 from .batch_forms import collate_samples, dense_parts, leaves_of, parts_of, to_device
 from .sample_hash import BLOCK, blocks_of, state_of
 from spectrakit.data.sample_order import (
@@ -70,9 +70,11 @@ def resident_columns(source: Columns, device: Any) -> Columns:
     """Return the columns as tensors on `device`: those of a subset with its rows, if they lie there already."""
     import torch
 
-    source = source.as_tensors()
+    source = as_tensors(source)
     there = all(torch.is_tensor(column) and column.device == torch.device(device) for column in source.columns)
-    return source if there else Columns(source.load(device))
+    if not there:
+        return Columns(load_columns(source, device))
+    return source if source.rows is None else source._replace(rows=source.rows.to(device))
 
 # %% ../../nbs/10_data/06_loaders.ipynb #3ebeba17
 #| export
@@ -95,11 +97,6 @@ class ResidentBatches:
     def __init__(self, source: Columns, device: Any, plan: EpochPlan) -> None:
         self.source, self.device, self.plan = resident_columns(source, device), device, plan
 
-    @property
-    def tensors(self) -> tuple:
-        """Columns, with more rows than samples for a subset in host memory."""
-        return self.source.columns
-
     def read_anew(self, changed: bool) -> None:
         """Take the tensors from the data set again if it has `changed`."""
         if changed and (source := columns_of(self.dataset)) is not None:
@@ -109,21 +106,21 @@ class ResidentBatches:
         """Yield the micro batches of `epoch`, beginning at optimizer step `first_step`."""
         order, cuts = self.plan.order(self.source.samples, epoch), self.plan.cuts_from(first_step)
         gather = self.plan.shuffle or self.plan.sampled is not None or self.source.rows is not None
-        order = order.to(self.tensors[0].device) if hasattr(order, "to") else order
+        order = order.to(self.source.columns[0].device) if hasattr(order, "to") else order
         for block in cut_blocks(cuts, order):
             if gather:
                 batches = self._gathered(indices_of(order, block), [cut.stop - cut.start for cut in block])
             else:
                 # cloned, because a task may change its batch in place
-                batches = (tuple([c[cut.start : cut.stop].clone() for c in self.tensors]) for cut in block)
+                batches = (tuple([c[cut.start : cut.stop].clone() for c in self.source.columns]) for cut in block)
             yield from [MicroBatch(data, *cut[2:]) for data, cut in zip(batches, block, strict=True)]
 
     def _gathered(self, indices: Any, sizes: list[int]) -> Iterator[tuple]:
         """Yield batches of these `sizes` from one gather, at half the cost of single views."""
-        indices = indices.to(self.tensors[0].device)
+        indices = indices.to(self.source.columns[0].device)
         indices = indices if self.source.rows is None else self.source.rows[indices]
         # `split` would return views that cannot be changed in place when gradients are needed
-        parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in self.tensors]
+        parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in self.source.columns]
         return zip(*parts, strict=True)
 
 # %% ../../nbs/10_data/06_loaders.ipynb #d1c00012
