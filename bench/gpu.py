@@ -122,6 +122,20 @@ def by_hand(work: Work, device: str, epochs: int) -> None:
             optimizer.zero_grad()
 
 
+def capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    "Return `step` as a graph."
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # torch asks for some steps before a capture, on another stream
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
 def by_hand_captured(work: Work, device: str, epochs: int) -> None:
     "Whole batches alone: gather, passes and update are one graph that reads its rows from a fixed tensor."
     model, columns = work.model().to(device), [column.to(device) for column in work.columns]
@@ -135,15 +149,7 @@ def by_hand_captured(work: Work, device: str, epochs: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = capture(step)
     for _ in range(epochs):
         for some in torch.randperm(len(columns[0]), device=device).split(work.batch):
             if len(some) == work.batch:

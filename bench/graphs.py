@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from gpu import capture
 from peers import EPOCHS, STEPS, Sliced, adamw, network, spectrakit
 from torch.nn.functional import mse_loss
 
@@ -81,15 +82,7 @@ def captured() -> Timed:
         mse_loss(model(x), y).backward()
         optimizer.step()
 
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # torch asks for some steps before a capture, on another stream
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = capture(step)
 
     def epoch() -> None:
         for one, other in every:

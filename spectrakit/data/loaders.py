@@ -85,10 +85,7 @@ def resident_columns(source: Columns, device: Any) -> Columns:
 class ResidentBatches:
     """Batches of tensors that lie on the device.
 
-    Args:
-        source: inputs, targets, …
-        device: torch device for them
-        plan: order and cuts of each epoch
+    `source` has inputs, targets, …; `plan` is the order and the cuts of each epoch.
     """
 
     reason = ""  # why this class was chosen
@@ -104,23 +101,24 @@ class ResidentBatches:
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
         """Yield the micro batches of `epoch`, beginning at optimizer step `first_step`."""
-        order, cuts = self.plan.order(self.source.samples, epoch), self.plan.cuts_from(first_step)
-        gather = self.plan.shuffle or self.plan.sampled is not None or self.source.rows is not None
-        order = order.to(self.source.columns[0].device) if hasattr(order, "to") else order
+        columns, rows = self.source
+        order = self.plan.order(len(columns[0] if rows is None else rows), epoch)
+        cuts = self.plan.cuts_from(first_step)
+        gather = self.plan.shuffle or self.plan.sampled is not None or rows is not None
+        order = order.to(columns[0].device) if hasattr(order, "to") else order
         for block in cut_blocks(cuts, order):
             if gather:
                 batches = self._gathered(indices_of(order, block), [cut.stop - cut.start for cut in block])
-            else:
-                # cloned, because a task may change its batch in place
-                batches = (tuple([c[cut.start : cut.stop].clone() for c in self.source.columns]) for cut in block)
+            else:  # cloned, because a task may change its batch in place
+                batches = (tuple([c[cut.start : cut.stop].clone() for c in columns]) for cut in block)
             yield from [MicroBatch(data, *cut[2:]) for data, cut in zip(batches, block, strict=True)]
 
     def _gathered(self, indices: Any, sizes: list[int]) -> Iterator[tuple]:
         """Yield batches of these `sizes` from one gather, at half the cost of single views."""
-        indices = indices.to(self.source.columns[0].device)
-        indices = indices if self.source.rows is None else self.source.rows[indices]
+        columns, rows = self.source
+        indices = indices.to(columns[0].device) if rows is None else rows[indices]
         # `split` would return views that cannot be changed in place when gradients are needed
-        parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in self.source.columns]
+        parts = [t.index_select(0, indices).unsafe_split_with_sizes(sizes) for t in columns]
         return zip(*parts, strict=True)
 
 # %% ../../nbs/10_data/06_loaders.ipynb #d1c00012
