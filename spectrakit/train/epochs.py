@@ -125,7 +125,7 @@ class Epochs(Part):
             load_generator_states(self.s.learner.held.generators, states)
 
     def _note(self, epoch: int) -> None:
-        self.begun, self.draws = epoch, (self.draws[0], self._states())
+        self.begun, self.draws = epoch, (self.draws[0], self._states() if self.draws[0] else {})
         self.modes = [(each, each.training) for each in with_held(self.s.task, self.s.learner.model).modules()]
 
     def _moments(self, last: int, before: dict[str, Any]) -> Iterator[tuple[int, int]]:
@@ -153,7 +153,8 @@ class Epochs(Part):
             if self.s.progress.window == 0:  # its first step is repeated
                 self._load(self.draws[1])
             return False
-        self.draws = self._states(), {}
+        if self.s.learner.held is not None and self.s.learner.held.generators:
+            self.draws = self._states(), {}
         changed = begin_epoch(self.s)
         self._note(self.s.progress.epoch)
         return changed
