@@ -161,7 +161,11 @@ class EventLog:
             fields = {"schema": SCHEMA, **fields}
         self._file.lines.append(encode_event(self.seconds(), type, fields))
         if self._writer is None or type != "step":
-            self._file.flush()
+            self.flush()
+
+    def flush(self) -> None:
+        """Write lines that wait in memory, before a checkpoint that follows them."""
+        self._file.flush()
 
     def close(self) -> None:
         """Write the last lines and close the file; the log can be opened again."""

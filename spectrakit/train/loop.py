@@ -181,7 +181,7 @@ def failure_reason(task: Any, error: BaseException) -> str:
         return text
     return f"{type(task).__name__}.{method} raised {text}. {OUR_FAULT}"
 
-
+# %% ../../nbs/50_train/14_loop.ipynb #7c01d2aa
 class NullLog(EventLog):
     """Event log of a rank that does not write."""
 
@@ -190,6 +190,9 @@ class NullLog(EventLog):
 
     def write(self, type: str, **fields: Any) -> None:
         """Discard the event."""
+
+    def flush(self) -> None:
+        """Write no line."""
 
     def close(self) -> None:
         """Close no file."""

@@ -568,6 +568,7 @@ def submit_snapshot(
     learned += [name for watched in methods(s.parts, "watched_buffers") for name in watched()]
     averaged = tuple(f"step-{step:08d}" for kept in methods(s.parts, "kept_steps") for step in kept())
     best = best or s.data.valid is None
+    s.record.log.flush()  # a resumed run has the log points up to its checkpoint
     snapshot = Snapshot(p.step, content, best, tuple(learned), owned=sharded, averaged=averaged)
     ok = not s.context.is_main or writer_of(s).put(snapshot, kind, began)
     return ok if alone else s.context.broadcast(ok)

@@ -247,9 +247,7 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
     columns = known.recipe.columns
     assert columns.numbers == ["a", "b"] and columns.gaps == ["a"] and list(columns.levels) == ["c"]
     seen = known.x[~known.held_out]
-    assert np.allclose(seen[:, 1].mean(), 0, atol=1e-5) and np.allclose(seen[:, 1].std(), 1, atol=1e-3), (
-        "scaled by what is trained on, before float32"
-    )
+    assert abs(seen[:, 1].mean()) < 1e-5 and abs(seen[:, 1].std() - 1) < 0.02, "normal scores of what is trained on"
     assert asked.x[2, 1] == 0 and np.abs(known.x).max() <= 10
 
 
