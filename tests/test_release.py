@@ -271,6 +271,8 @@ def test_only_the_job_that_publishes_may_prove_who_it_is_and_it_runs_nothing_of_
     asked = {name: job.get("permissions") for name, job in jobs()}
     assert asked == {
         "test.test": None,
+        "test.versions": None,
+        "test.light": None,
         "release.test": {"contents": "read"},
         "release.build": {"contents": "read"},
         "release.publish": {"id-token": "write"},

@@ -28,7 +28,7 @@ COLD = "'launch.warm_worker=false'"  # where there is one run alone, no process 
 TRAIN = (
     f"run = fit(Tiny({{{{'slow': True}}}}), config('{{name}}', 'trainer.max_epochs=2000', {COLD}, 'run.console=auto'))"
 )
-TABLE, CURVES = "table[aria-label^='evaluations']", "[role=group][aria-label^='curves']"
+TABLE, CURVES = "table:has(th:has-text('val_loss'))", "[role=group][aria-label^='curves']"
 PNG = "img[src^='data:image/png']"
 HEADER = "[role=group][aria-label='how the run stands']"
 

@@ -575,7 +575,7 @@ def test_a_tracker_is_found_under_every_spelling(word, names):
 
 
 def test_a_wrong_tracker_gives_the_right_one():
-    with pytest.raises(RequestError, match=r"there is no tracker 'wanbd'.*Did you mean 'wandb'\?$"):
+    with pytest.raises(RequestError, match=r"there is no tracker 'wanbd'.*Did you mean 'wandb'\? More: `spectrakit"):
         compose("report_to=wanbd")
     with pytest.raises(RequestError, match=r"tracking.names.*console|Did you mean 'tqdm'"):
         compose("run.console=tqmd")

@@ -246,7 +246,8 @@ def test_a_run_makes_no_pass_twice(train):
 class Logged(Exact):
     def loss(self, model, batch):
         value = super().loss(model, batch)
-        return Loss(value, logs={"rows": (batch[3].sum(), len(batch[3])), "half": (value.detach() / 2, 1)})
+        rows = len(batch[3])
+        return Loss(value, logs={"rows": (batch[3].sum(), rows), "half": (value.detach() / 2 * rows, rows)})
 
 
 def test_logs_of_losses_are_means_since_the_last_log_point(train):
