@@ -153,5 +153,8 @@ def test_a_table_takes_them_by_one_line(here, tmp_path, regression):
     weights = second.runs[0].load_model().inputs
     own = 2 * 13 + 3  # two numbers with their embeddings, a text of two levels and an unknown one
     assert weights.size == own + (1 if regression else 2)
-    assert second.score == pytest.approx(first.score, rel=0.5) and len(pandas.read_csv(tmp_path / "out.csv")) == 30
+    assert (
+        second.score == pytest.approx(first.score, rel=0.5, abs=0.05)
+        and len(pandas.read_csv(tmp_path / "out.csv")) == 30
+    )
     assert sk.blend(first, second).score is not None
