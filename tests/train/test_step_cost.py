@@ -279,7 +279,11 @@ def meta_run(tmp_path, monkeypatch):
 
     Values of log points never arrive; there is one at the end of an epoch.
     """
-    event = SimpleNamespace(query=lambda: False)
+
+    def wait():
+        raise RuntimeError("a wait for the device")
+
+    event = SimpleNamespace(query=lambda: False, synchronize=wait)
     monkeypatch.setattr("spectrakit.train.evaluation.to_host", lambda tensor: (tensor, event))
 
     def begin(task, *settings, device=OnMeta):
