@@ -373,7 +373,7 @@ def _close(view: LiveView) -> None:
         _close_header(view, bool(picture))
     if picture or view._below._handle:
         html = body(view.state, _context(view, view.detached), view.options.log, picture)
-        view._below.show(text_table(view.state), text_html=html, image_png=picture)
+        view._below.show(text_table(view.state) or "no evaluation", text_html=html, image_png=picture)
     _show_pictures(view)
     if (drawer := log_drawer(view.run_dir, "nothing was printed" * bool(view._drawer._handle))) or view._drawer._handle:
         view._drawer.show("", text_html=drawer)
