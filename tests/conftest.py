@@ -19,6 +19,7 @@ import fork_server
 import helpers
 from helpers import SETTINGS, mount, mounted
 from notebook_kernels import COLAB, CannotInstall, Notebook, python_with
+from spectrakit.system import secret_masking
 
 # Threads that wait for the others of their pool sleep: where tests share the cores, turning takes three times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -99,6 +100,15 @@ def pytest_xdist_make_scheduler(config, log):
 def own_ipython(tmp_path_factory):
     "A profile of IPython for this worker: kernels of several would wait for each other at one history."
     os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
+
+
+@pytest.fixture(autouse=True)
+def own_secrets():
+    "Secrets that a test hands over are masked in that test alone."
+    before = dict(secret_masking._handed)
+    yield
+    secret_masking._handed.clear()
+    secret_masking._handed.update(before)
 
 
 @pytest.hookimpl(tryfirst=True)
