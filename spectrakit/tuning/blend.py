@@ -155,6 +155,8 @@ def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Sourc
 def _sources(given: Sequence[Any], trust: bool) -> list[Source]:
     alone = given[0] if len(given) == 1 else None
     found = [source_of(each, trust) for each in (alone if isinstance(alone, (list, tuple)) else given)]
+    if len(found) < 2:
+        raise RequestError("A blend needs two or more models. Pass several cross-validations.")
     names = Counter(source.name for source in found)
     for place in range(len(found) - 1, 0, -1):
         if (count := names[found[place].name]) > 1:  # the same source twice, or equal names in different folders
@@ -165,8 +167,6 @@ def _sources(given: Sequence[Any], trust: bool) -> list[Source]:
 # %% ../../nbs/80_tuning/04_blend.ipynb #d5304674
 def check_together(sources: Sequence[Source]) -> None:
     """Raise RequestError if the sources differ in samples, targets, folds or outputs."""
-    if len(sources) < 2:
-        raise RequestError("A blend needs two or more models. Pass several cross-validations.")
     first = sources[0]
     for other in sources[1:]:
         pair = f"{first.name} and {other.name}"
