@@ -15,10 +15,13 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 root = Path(__file__).resolve().parent.parent
 LAST_FAILED = root / ".pytest_cache/v/cache/lastfailed"
+TIMES = root / ".pytest_cache/times.xml"
 # These hold runs to a clock of seconds and mostly wait: two at a time, with nothing else beside them.
 ALONE = [
     f"tests/{name}"
@@ -44,7 +47,8 @@ TOGETHER = [
 
 def tests(left_out: str) -> list[tuple[str, list[str]]]:
     "Heading and command of the two halves of pytest; `left_out`: an expression of marks."
-    pytest = ["-m", "pytest", "--durations=30", "--durations-min=5", *(["-m", left_out] if left_out else [])]
+    pytest = ["-m", "pytest", "--durations=30", "--durations-min=5", f"--junitxml={TIMES}"]
+    pytest += ["-m", left_out] if left_out else []
     by_file = ["--dist", "loadfile", "--no-loadscope-reorder"]
     # one more than there are cores: much of what is tested waits for another process
     workers = ["-n", str(min(4, 1 + (os.cpu_count() or 1))), *by_file]
@@ -85,6 +89,14 @@ def run_together() -> list[str]:
     return failed
 
 
+def slowest_files() -> str:
+    "Return the thirty files of tests that took longest, and their seconds."
+    seconds: Counter[str] = Counter()
+    for test in ElementTree.parse(TIMES).iter("testcase"):
+        seconds[test.attrib["classname"]] += float(test.attrib["time"])
+    return " · ".join(f"{name.removeprefix('tests.')} {total:.0f}" for name, total in seconds.most_common(30))
+
+
 def failed_tests() -> list[str]:
     "Return the names of the tests that failed in both halves; pytest keeps them in its cache."
     return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
@@ -105,13 +117,16 @@ def main() -> None:
         todo = todo[:1]  # what is held to a clock is slow
     variables = environment()
     LAST_FAILED.unlink(missing_ok=True)
+    TIMES.unlink(missing_ok=True)
     for number, (heading, command) in enumerate(todo, 1):
         print(f"\n=== {number}/{len(todo)}: {heading}", flush=True)
         began = time.monotonic()
         if subprocess.run([sys.executable, *command], cwd=root, env=variables).returncode:
             failed.append(heading)
-        elif number < len(todo):  # pytest's own closing line stays the last one
-            print(f"=== passed in {time.monotonic() - began:.0f} s", flush=True)
+        if number < len(todo):  # pytest's own closing line stays the last one
+            print(f"=== {'failed' if failed else 'passed'} in {time.monotonic() - began:.0f} s", flush=True)
+            if TIMES.exists():
+                print(f"=== seconds of the slowest files: {slowest_files()}", flush=True)
     if failed:  # logs are cut from above: the names come last
         print("\n".join(["", *failed_tests()]), flush=True)
         sys.exit(f"=== failed: {' and '.join(failed)}")
