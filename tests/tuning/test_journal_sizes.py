@@ -61,3 +61,14 @@ def test_many_lines_that_are_none_are_cut_off_in_one_pass(tmp_path):
 def test_an_odd_lease_holds_nothing(tmp_path, lease):
     (tmp_path / LEASE).write_text(lease)
     assert is_leased(tmp_path) is False
+
+
+@pytest.mark.timeout(60)
+def test_the_lock_of_a_journal_that_was_taken_away_is_not_waited_for(tmp_path):
+    journal = open_journal(tmp_path, "minimize")
+    (tmp_path / JOURNAL).unlink()
+    trial = None
+    for _ in range(2):
+        with pytest.raises(OSError):
+            trial = journal.ask()
+    assert trial is None and [path.name for path in tmp_path.iterdir()] == []

@@ -135,7 +135,11 @@ def _storage(file: Path) -> Any:
 
         def acquire(self) -> bool:
             got = super().acquire()
-            repair_tail(file)
+            try:
+                repair_tail(file)
+            except OSError:  # the study's folder is gone: the next caller must not wait for this lock
+                super().release()
+                raise
             return got
 
         def release(self) -> None:
