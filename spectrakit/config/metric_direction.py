@@ -164,7 +164,7 @@ def _reason(name: str, mode: str, why: str) -> str:
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #m0000004
 TABLE_METRICS = {
-    "classes": ("logloss", "accuracy", "macro_f1", "auc", "error"),  # auc: two classes
+    "classes": ("logloss", "accuracy", "macro_f1", "auc", "qwk", "error"),  # auc: two classes; qwk: four or more
     "labels": ("logloss", "accuracy", "auc", "error"),
     "numbers": ("rmse", "mae", "r2", "error"),  # error: by task.metric
 }
@@ -172,6 +172,7 @@ LOSS = "val_loss"  # log loss for classes and labels
 _OTHER_NAMES = {
     "auc": ("roc auc", "auc roc", "area under the roc curve", "area under receiver operating characteristic curve"),
     "accuracy": ("accuracy score", "categorization accuracy", "acc"),
+    "qwk": ("quadratic weighted kappa", "cohen kappa score", "kappa"),
     "macro_f1": ("f1 macro", "macro f1 score", "mean f score"),
     "rmse": ("root mean squared error", "mse", "mean squared error"),  # the smallest mse has the smallest rmse
     "mae": ("mean absolute error",),

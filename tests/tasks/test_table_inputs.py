@@ -151,3 +151,38 @@ def test_the_metric_of_the_answer_chooses_the_checkpoint(tmp_path):
     wrong.training(cfg)
     with pytest.raises(RequestError, match="task.metric=rmse is not computed for this target"):
         wrong.metrics_all(odds, codes)
+
+
+def test_a_day_tells_about_its_other_rows_unless_the_rows_to_predict_have_other_days(tmp_path):
+    rng = np.random.default_rng(3)
+    day = rng.integers(0, 30, ROWS + 100)
+    when = pandas.Timestamp("2026-01-01") + pandas.to_timedelta(day * 86400 + rng.integers(0, 86400, len(day)), "s")
+    task, cfg = competition(tmp_path, when=when.astype(str)), compose(*WORDS)
+    for part in ("train", "test"):
+        table = pandas.read_csv(tmp_path / f"{part}.csv")
+        if part == "train":
+            table["y"] = day[:ROWS] % 2
+        else:
+            later = table["when"].str.replace("2026", "2027")
+        table.to_csv(tmp_path / f"{part}.csv", index=False)
+    assert list(task.training(cfg).recipe.columns.days) == ["when"] and "means by day" in task.describe(cfg)
+    pandas.read_csv(tmp_path / "test.csv").assign(when=later).to_csv(tmp_path / "test.csv", index=False)
+    assert not Table(tmp_path).training(cfg).recipe.columns.days
+
+
+def test_grades_are_answered_by_the_expected_one_and_codes_without_order_by_the_likeliest(tmp_path):
+    task, cfg = competition(tmp_path), compose(*WORDS)
+    for part, columns in (("train", ["y"]), ("sample_submission", ["y"])):
+        table = pandas.read_csv(tmp_path / f"{part}.csv")
+        table[columns] = (np.arange(len(table)) % 5)[:, None]
+        table.to_csv(tmp_path / f"{part}.csv", index=False)
+    task.test_dataset(cfg)
+    assert task.now.question.answer == "order" and "logloss chooses the checkpoint" in task.describe(cfg)
+    grade = np.linspace(-1, 5, 100)[:, None]
+    odds = np.exp(-((grade - np.arange(5)) ** 2))
+    odds /= odds.sum(axis=1, keepdims=True)
+    assert task.submission(odds)["y"].is_monotonic_increasing
+    mixed = odds[:, [2, 0, 4, 1, 3]]
+    assert task.submission(mixed)["y"].tolist() == mixed.argmax(axis=1).tolist()
+    assert {"qwk", "accuracy"} <= task.metrics_all(torch.tensor(odds), torch.arange(100) % 5).keys()
+    assert Table(tmp_path, answer="label").training(cfg).recipe.question.answer == "label"

@@ -130,6 +130,12 @@ def _codes_of(column: Any, levels: list[str]) -> list[int]:
 PARTS = ("hour", "weekday", "day", "month")
 
 
+def _days_of(column: Any) -> list[str]:
+    """Return the days of a column of times since 1970 as texts, empty if missing."""
+    days = np.floor(as_numbers(column)[0] / 86400)
+    return [f"{day:.0f}" if np.isfinite(day) else "" for day in days]
+
+
 def date_parts(seconds: np.ndarray) -> np.ndarray:
     """Return the hour, weekday, day of the month and month of seconds since 1970, [rows, 4]; NaN if missing."""
     with np.errstate(invalid="ignore"):
@@ -151,6 +157,7 @@ class Columns:
         levels: Texts of each column of categories, coded from 1.
         parts: Parts of dates that vary, by column.
         means: Statistics of the target for each text, by column.
+        days: Statistics of the target for each day, by column of times.
         topics: Projection of texts, by column.
         knots: Values and normal scores of each number and each derived input.
     """
@@ -160,6 +167,7 @@ class Columns:
     levels: dict[str, list[str]]
     parts: dict[str, list[int]] = field(default_factory=dict)
     means: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    days: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     topics: dict[str, str] = field(default_factory=dict)
     knots: list[tuple[list[float], list[float]]] = field(default_factory=list)
 
@@ -206,13 +214,8 @@ class Columns:
         for name, kept in self.parts.items():
             with about_column(name, where):
                 out.append(date_parts(as_numbers(table[name])[0])[:, kept])
-        for name, known in self.means.items():
-            texts, none = texts_of(table[name]), [0.0] * len(next(iter(known.values())))
-            if targets is None:
-                out.append(np.array([known.get(text, none) for text in texts]))
-            else:
-                code = {text: place for place, text in enumerate(known)}
-                out.append(out_of_fold_means(np.array([code.get(text, -1) for text in texts]), targets, len(code)))
+        for told, texts_in in ((self.means, texts_of), (self.days, _days_of)):
+            out += [_known_means(texts_in(table[name]), known, targets) for name, known in told.items()]
         out += [topics_of(texts_of(table[name]), projection) for name, projection in self.topics.items()]
         return np.concatenate(out, axis=1)
 
@@ -339,13 +342,13 @@ def _is_duration(column: Any) -> bool:
     return pandas.api.types.is_timedelta64_dtype(column)
 
 
-def _gets_means(name: str, columns: Columns, column: Any, texts: list[str]) -> bool:
+def _gets_means(name: str, columns: Columns, column: Any) -> bool:
     """Check whether values repeat often enough for means of the target: texts, dates, and integers of many values."""
-    values = len({*texts} - {""})
+    values = column.nunique()
     if name in columns.numbers and name not in columns.parts:
         whole = as_numbers(column)[0] % 1
-        return 4 * REPEATED < values <= len(texts) / 3 and not whole[np.isfinite(whole)].any()
-    return REPEATED < values <= len(texts) / 2
+        return 4 * REPEATED < values <= len(column) / 3 and not whole[np.isfinite(whole)].any()
+    return REPEATED < values <= len(column) / 2
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #deca576d
 def _coded(texts: list[str]) -> tuple[list[str], np.ndarray]:
@@ -354,13 +357,28 @@ def _coded(texts: list[str]) -> tuple[list[str], np.ndarray]:
     return levels, np.array([codes.get(text, -1) for text in texts])
 
 
+def _known_means(texts: list[str], known: dict[str, list[float]], targets: np.ndarray | None) -> np.ndarray:
+    """Return the means of `known` for texts, 0 for new ones; with the `targets` of training rows, out of fold."""
+    if targets is None:
+        none = [0.0] * len(next(iter(known.values())))
+        return np.array([known.get(text, none) for text in texts])
+    code = {text: place for place, text in enumerate(known)}
+    return out_of_fold_means(np.array([code.get(text, -1) for text in texts]), targets, len(code))
+
+
 def _means_by_text(texts: list[str], targets: np.ndarray) -> dict[str, list[float]]:
     levels, codes = _coded(texts)
     return dict(zip(levels, level_means(codes, targets, len(levels)).tolist(), strict=True))
 
 
-def _tell(texts: list[str], targets: np.ndarray) -> bool:
-    """Check whether out-of-fold means of a column correlate with a target beyond chance (4 standard errors)."""
+def _tell(texts: list[str], targets: np.ndarray, asked: list[str]) -> bool:
+    """Check whether out-of-fold means of a column correlate with a target beyond chance (4 standard errors).
+
+    False if most texts of the rows to predict, `asked`, are new: their means would be unknown.
+    """
+    known = {*texts}
+    if 2 * sum(text in known for text in asked) < len(asked):
+        return False
     levels, codes = _coded(texts)
     means = out_of_fold_means(codes, targets, len(levels))[:, :-1]
     means = (means - means.mean(axis=0)) / np.maximum(means.std(axis=0), 1e-12)
@@ -368,27 +386,35 @@ def _tell(texts: list[str], targets: np.ndarray) -> bool:
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #63f68cd2
 def add_derived(
-    columns: Columns, seen: Any, names: list[str], targets: np.ndarray | None, notes: list[str]
+    columns: Columns, seen: Any, asked: Any, names: list[str], targets: np.ndarray | None, notes: list[str]
 ) -> tuple[Columns, np.ndarray]:
     """Return `columns` with parts of dates, means of the target and topics of texts, and these of the training rows.
 
     Args:
         columns: Encoding of `look_at_columns`.
         seen: Training rows.
+        asked: Rows to predict; a column gets means if at least half of them have a level of training.
         names: Columns to encode.
         targets: Targets of the training rows with the mean 0, [rows, outputs]; None: no means.
         notes: Sentences for the user; those about columns that are used after all are removed.
     """
     parts = {name: kept for name in columns.numbers if (kept := _varying_parts(seen[name]))}
-    columns, means, topics = replace(columns, parts=parts), dict[str, dict[str, list[float]]](), dict[str, str]()
+    columns, topics = replace(columns, parts=parts), dict[str, str]()
+    means, days = dict[str, dict[str, list[float]]](), dict[str, dict[str, list[float]]]()
     for name in names if len(seen) >= LEAST_ROWS else ():
-        texts, many = texts_of(seen[name]), name not in columns.numbers and name not in columns.levels
-        if targets is not None and _gets_means(name, columns, seen[name], texts) and _tell(texts, targets):
+        many = name not in columns.numbers and name not in columns.levels
+        repeats = targets is not None and _gets_means(name, columns, seen[name])
+        texts = texts_of(seen[name]) if many or repeats else []
+        if repeats and _tell(texts, targets, texts_of(asked[name])):
             means[name] = _means_by_text(texts, targets)
         elif many and len({*texts}) > LEAST_ROWS and (projection := learn_topics(texts)):
             topics[name] = projection
+        if targets is not None and 0 in parts.get(name, ()):  # times: rows of a day tell about each other
+            texts = _days_of(seen[name])
+            if REPEATED < len({*texts}) <= len(texts) / 2 and _tell(texts, targets, _days_of(asked[name])):
+                days[name] = _means_by_text(texts, targets)
     notes[:] = [note for note in notes if not any(note.startswith(f"{n!r} is left") for n in (*means, *topics))]
-    columns = replace(columns, means=means, topics=topics)
+    columns = replace(columns, means=means, days=days, topics=topics)
     derived = columns.derive(seen, "the training table", targets)
     return replace(columns, knots=[*columns.knots, *_knots(derived.T)]), derived
 
@@ -406,7 +432,8 @@ def treatments(columns: Columns, table: Any, names: list[str]) -> dict[str, tupl
         inputs = [f"{len(columns.levels[name])} levels"] if name in columns.levels else []
         inputs += ["number, missing values flagged" if name in columns.gaps else "number"] * (name in columns.numbers)
         inputs += [PARTS[part] for part in columns.parts.get(name, ())]
-        inputs += ["means of the target"] * (name in columns.means) + [f"{TOPICS} topics"] * (name in columns.topics)
+        inputs += ["means of the target"] * (name in columns.means) + ["means by day"] * (name in columns.days)
+        inputs += [f"{TOPICS} topics"] * (name in columns.topics)
         kind = "date" if name in columns.parts else "number" if name in columns.numbers else "text"
         kind = "category" if name in columns.levels else kind
         found[name] = kind, int(table[name].isna().sum()), int(table[name].nunique()), ", ".join(inputs)

@@ -234,7 +234,7 @@ def read_training(task: Task, cfg: Config, options: dict[str, Any]) -> tuple[Tra
     common = _columns_to_learn_from(train, test, q, options, names, notes)
     rows = np.flatnonzero(~held_out)
     columns = look_at_columns(train, rows, common, options, notes)
-    columns, derived = add_derived(columns, train.iloc[rows], common, _centred(q, y[rows]), notes)
+    columns, derived = add_derived(columns, train.iloc[rows], test, common, _centred(q, y[rows]), notes)
     numbers = y[rows] if y.ndim == 2 else np.zeros((1, 1))
     spread = numbers.std(axis=0)
     recipe = Recipe(replace(q, notes=[]), columns, numbers.mean(axis=0), np.where(spread > 0, spread, 1.0))

@@ -230,6 +230,7 @@ def difference(then: Recipe, now: Recipe) -> str:
         ("categories", then.columns.levels, now.columns.levels),
         ("dates", then.columns.parts, now.columns.parts),
         ("columns with means of the target", list(then.columns.means), list(now.columns.means)),
+        ("columns with means by day", list(then.columns.days), list(now.columns.days)),
         ("texts", list(then.columns.topics), list(now.columns.topics)),
         ("targets", then.question.targets, now.question.targets),
         ("classes", then.question.classes, now.question.classes),

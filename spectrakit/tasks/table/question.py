@@ -52,7 +52,8 @@ class Question:
         targets: Target columns of the training table.
         kind: "classes", "labels" (several booleans) or "numbers".
         classes: Values of the classes.
-        answer: "classes" (a column for each), "label", "probability" or "numbers".
+        answer: "classes" (a column for each), "label", "order" (labels that may be in order), "probability" or
+            "numbers".
         notes: Sentences for the user.
     """
 
@@ -130,7 +131,7 @@ def _resolved(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> 
             f"task.answer=probability needs two classes, but {q.targets[0]!r} has {len(values)}. Use task.answer=label."
         )
     if answer == "auto":
-        answer = "probability" if floats and len(values) == 2 else "label"
+        answer = "probability" if floats and len(values) == 2 else "order" if _numbered(values) else "label"
     return replace(q, kind="classes", classes=values, answer=answer)
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #5025d443
@@ -161,6 +162,13 @@ def _classes_of(name: str, column: Any, kind: str) -> list:
     return values
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #5dc0a2a3
+def _numbered(classes: list) -> bool:
+    """Check whether four or more classes are consecutive whole numbers, such as grades."""
+    return (
+        len(classes) > 3 and isinstance(classes[0], int) and classes == [*range(classes[0], classes[0] + len(classes))]
+    )
+
+
 def _resolved_several(q: Question, train: Any, kind: str, answer: str, floats: bool) -> Question:
     flag = {name for name in q.targets if set(train[name].dropna().unique()) <= {0, 1}}  # including True and False
     if text := [name for name in q.targets if name not in flag and not is_number(train[name])]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ...system.errors import RequestError
+
 # %% ../../../nbs/86_tasks/05_table/02_scaling.ipynb #4a87b904
 KNOTS = 256  # number of quantiles between which values are interpolated
 FURTHEST = 3.0  # standard deviations: scores are clipped to this
@@ -61,8 +63,10 @@ TOPICS = 24
 
 def _ngrams(texts: Sequence[str]) -> Any:
     """Return hashed counts of character n-grams, sparse [texts, BUCKETS]."""
-    from sklearn.feature_extraction.text import HashingVectorizer
-
+    try:
+        from sklearn.feature_extraction.text import HashingVectorizer
+    except ImportError:
+        raise RequestError("Texts need scikit-learn, as in training. Install it: pip install scikit-learn.") from None
     options = {"analyzer": "char_wb", "ngram_range": (2, 4), "alternate_sign": False, "norm": "l2", "dtype": np.float32}
     return HashingVectorizer(n_features=BUCKETS, **options).transform(texts)
 
