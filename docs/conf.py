@@ -17,7 +17,15 @@ facts = settings["DEFAULT"]
 project = facts["title"]
 author, copyright, release = facts["author"], facts["copyright"], facts["version"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/settings/*.md", "bench/*.md", "kaggle/**", "nbs/*_*/**", "nbs/tutorials/*"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/settings/*.md",
+    "bench/*.md",
+    "kaggle/**",
+    "nbs/*_*/**",
+    "nbs/tutorials/*",
+]
 exclude_patterns = ["kaggle/wheels", "**/runs", "**/.ipynb_checkpoints"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 

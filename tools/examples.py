@@ -45,14 +45,17 @@ def draw_ariel(folder: Path, target: Path) -> None:
     import matplotlib.pyplot as plt
     import pandas as pd
 
+    from spectrakit.tasks.ariel.layout import SIGMA, WL, wavelengths
+
     truth, answer = pd.read_csv(folder / "ariel" / "truth.csv"), pd.read_csv(folder / "submission.csv")
-    wavelengths = [f"wl_{i}" for i in range(1, 284)]
-    figure, axes = plt.subplots(1, len(truth), figsize=(9, 2.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, len(truth), figsize=(9, 2.6), layout="constrained")
     for axis, (_, true), (_, given) in zip(axes, truth.iterrows(), answer.iterrows(), strict=True):
-        axis.plot(given[wavelengths].to_numpy(), lw=0.8, label="predicted")
-        axis.plot(true[wavelengths].to_numpy(), lw=1.2, label="true")
-        axis.set(title=f"planet {int(true['planet_id'])}", xlabel="channel")
-    axes[0].set_ylabel("transit depth")
+        um, mu, sigma = wavelengths()[1:], 100 * given[WL[1:]].to_numpy(float), 100 * given[SIGMA[1:]].to_numpy(float)
+        axis.fill_between(um, mu - sigma, mu + sigma, color="#0072B2", alpha=0.3, lw=0)
+        axis.plot(um, mu, color="#0072B2", label="predicted, ± sigma")
+        axis.plot(um, 100 * true[WL[1:]].to_numpy(float), color="#E69F00", lw=2, label="true")
+        axis.set(title=f"planet {int(true['planet_id'])}", xlabel="wavelength in µm")
+    axes[0].set_ylabel("transit depth in %")
     axes[0].legend()
     figure.savefig(target, dpi=70)
 

@@ -52,14 +52,19 @@ def session(path: Path):
         coffee_table.write(inputs / "datasets" / "ada" / "coffee-table")
         for name in ("model", "texts") if path.parent.name == "lm" else ("images", "cells"):
             example_sets.write(name, inputs / "datasets" / "ada" / example_sets.slug(name))
+        if path.parent.name.startswith("ariel"):
+            from spectrakit.tasks.ariel.simulate import Instrument, simulate
+
+            simulate(inputs / "competitions" / "ariel-data-challenge-2025", (9, 3), Instrument(pairs=(40, 480)))
         working.mkdir()
         told = {
             "SPECTRAKIT_INPUT": str(inputs),
             "SPECTRAKIT_OVERRIDES": "env=local trainer.accelerator=cpu",
         }
-        if path.parent.name == "infer":
-            played(nbformat.read(root / "kaggle" / "train" / "train.ipynb", as_version=4), working, told)
-            shutil.copytree(working, inputs / "notebooks" / "ada" / "spectrakit-train")
+        if path.parent.name in ("infer", "ariel-infer"):
+            before = path.parent.name.replace("infer", "train")
+            played(nbformat.read(root / "kaggle" / before / f"{before}.ipynb", as_version=4), working, told)
+            shutil.copytree(working, inputs / "notebooks" / "ada" / f"spectrakit-{before}")
             for entry in working.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         yield working, told

@@ -107,7 +107,7 @@ def test_metadata_leave_nothing_to_a_default(path):
 
 def test_every_kernel_that_is_a_source_is_here():
     told = [json.loads(path.read_text(encoding="utf-8")) for path in KERNELS]
-    assert len(told) == 7 and {name for one in told for name in one["kernel_sources"]} < {one["id"] for one in told}
+    assert len(told) == 10 and {name for one in told for name in one["kernel_sources"]} < {one["id"] for one in told}
 
 
 @pytest.mark.parametrize("folder", [path.parent for path in KERNELS], ids=lambda folder: folder.name)
@@ -468,6 +468,28 @@ def test_a_session_the_next_one_and_the_one_that_predicts(tmp_path):
     assert stored == helpers.tree_hashes(inputs / "notebooks" / "ada" / "spectrakit-train"), (
         "the run that was not the furthest was not touched"
     )
+
+
+@pytest.mark.slow
+def test_ariel_leaves_a_complete_submission_though_a_planet_is_broken(tmp_path):
+    "The kernel that does all, on simulated frames. In a sealed Kaggle: test_kaggle_sim.py."
+    pytest.importorskip("pyarrow", reason="the extra `ariel` is not installed")
+    pytest.importorskip("scipy", reason="the extra `ariel` is not installed")
+    from spectrakit.tasks.ariel.simulate import Instrument, simulate
+
+    data = tmp_path / "input" / "competitions" / "ariel-data-challenge-2025"
+    simulate(data, (6, 3), Instrument(pairs=(24, 288)))
+    signal = data / "test" / "1049" / "FGS1_signal_0.parquet"
+    signal.write_bytes(signal.read_bytes()[:999])
+    here = tmp_path / "working"
+    played = play(root / "kaggle" / "ariel" / "ariel.ipynb", here, {"SPECTRAKIT_INPUT": str(tmp_path / "input")})
+    assert "Planet 1049 of test" in json.dumps(played.cells)
+    submission, sample = pd.read_csv(here / "submission.csv"), pd.read_csv(data / "sample_submission.csv")
+    assert list(submission.columns) == list(sample.columns)
+    assert list(submission["planet_id"]) == list(sample["planet_id"]) and np.isfinite(submission).all(axis=None)
+    assert submission.set_index("planet_id")["sigma_1"].idxmax() == 1049, "the baseline is the least certain"
+    kept = [path.name for path in here.glob("estimates/*/*.npz")]
+    assert len(kept) == 2, "one file of estimates for each split"
 
 
 @pytest.mark.slow

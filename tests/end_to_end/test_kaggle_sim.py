@@ -421,6 +421,42 @@ def test_a_language_model_is_fine_tuned_in_a_session(kaggles, pushed, tmp_path):
     assert {"samples.csv", "output-manifest.json", "my-model/config.json"} <= set(done.files()), done.files()
 
 
+def ariel_inputs(pushed: Path, folder: Path) -> Path:
+    "The wheels, and simulated frames under the name of the competition, with a planet that cannot be read."
+    from spectrakit.tasks.ariel.simulate import Instrument, simulate
+
+    shutil.copytree(pushed / "datasets" / "spectrakit-wheels", folder / "spectrakit-wheels")
+    data = simulate(folder / "ariel-data-challenge-2025", (5, 2), Instrument(pairs=(24, 288))).folder
+    signal = data / "test" / "1042" / "AIRS-CH0_signal_0.parquet"
+    signal.write_bytes(signal.read_bytes()[:999])
+    return folder
+
+
+@pytest.mark.long  # its cells, without a sealed Kaggle: test_kaggle_notebooks.py
+@pytest.mark.parametrize("names", [("ariel",), ("ariel-train", "ariel-infer")], ids=" ".join)
+def test_ariel_from_raw_frames_to_a_submission(kaggles, pushed, tmp_path, names):
+    "One kernel, or two of which the second gets the output of the first."
+    pytest.importorskip("pyarrow", reason="the extra `ariel` is not installed")
+    sources = ariel_inputs(pushed, tmp_path / "sources")
+    for name in names:
+        done = run_kernel(
+            pushed / "pushed" / name,
+            sources,
+            tmp_path / name / "working",
+            layout="legacy" if len(names) == 1 else "new",
+            limit_s=LIMIT_S,
+            python=kaggles,
+            quiet=True,
+        )
+        assert done.verdict == "COMPLETE", done.text
+        assert len(done.files()) < kernels.MOST_FILES and "output-manifest.json" in done.files()
+        shutil.copytree(done.out, sources / f"spectrakit-{name}")
+    assert "Planet 1042 of test" in done.text and ("planets of train are measured" in done.text) == (len(names) == 1)
+    sample = sources / "ariel-data-challenge-2025" / "sample_submission.csv"
+    rows = story.checked(done.out / "submission.csv", sample)
+    assert [len(row) for row in rows] == [567] * 3 and all(float(text) > 0 for row in rows[1:] for text in row[1:])
+
+
 # --- Colab ------------------------------------------------------------------------------------------------------------
 
 PAGE = """

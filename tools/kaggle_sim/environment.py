@@ -104,6 +104,7 @@ ONLY = {
         "omegaconf==2.3.0",
         "pandas==2.2.2",
         "papermill==2.6.0",
+        "pyarrow==18.1.0",
         "safetensors==0.7.0",
         "setuptools==81.0.0",
         "regex==2025.11.3",

@@ -22,7 +22,7 @@ from kaggle_sim.kernels import MOST_FILES, OWNER, PLACEHOLDER, run_kernel
 from kaggle_sim.sealed import Session
 from spectrakit.kaggle.offline.install_cell import list_sha256, naming
 
-KERNELS = ("train", "train-on", "infer", "images", "folds", "lm")
+KERNELS = ("train", "train-on", "infer", "images", "folds", "lm", "ariel", "ariel-train", "ariel-infer")
 SETS = ("images", "cells", "model", "texts")  # of tools/example_sets.py
 CHECKPOINT = "runs/*/checkpoints/step-*/manifest.json"
 REAL = """What you would do on the real site, with NAME your name there:

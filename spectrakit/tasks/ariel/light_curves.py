@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GIB_PER_WORKER', 'PlanetError', 'open_frames', 'read_detector', 'Extraction', 'fill_bad', 'channels_of',
-           'LightCurves', 'read_adc', 'Job', 'read_planet', 'Collection', 'workers_for', 'light_curves']
+           'LightCurves', 'read_adc', 'Job', 'read_planet', 'Collection', 'workers_for', 'cache_name', 'light_curves']
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #52161fe9
 import contextlib
@@ -261,6 +261,12 @@ def workers_for(planets: int, cores: int | None = None, free_gib: float | None =
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = free_gib if free_gib is not None else psutil.virtual_memory().available / 2**30
     return max(1, min(cores or allowed, planets, int(free / GIB_PER_WORKER)))
+
+# %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #ad0a38a7
+def cache_name(layout: Layout, split: str, steps: Steps | None = None, how: Extraction | None = None) -> str:
+    """Return the name of the results of `split` with the switches `steps` and `how`; other switches, another name."""
+    switches = repr((layout.year, split, steps or Steps(), how or Extraction()))
+    return f"{split}-{hashlib.sha256(switches.encode()).hexdigest()[:10]}"
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #5c451543
 def _file_sizes(job: Job) -> list[int]:
