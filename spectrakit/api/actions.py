@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from .preflight import refuse_expensive
-from .run import Run, note_submission, open_run, summarize, task_of
+from .run import Run, note_submission, open_run, run_rows, summarize, task_of, title_of
 from ..checkpoint.store import find_checkpoint
 from ..config.compose import P, R, asked_settings, override, takes_words
 from ..config.profile_files import place
@@ -44,6 +44,7 @@ from ..launch.request import RunRequest, new_request
 from ..prediction.ensemble import HOW, check_how
 from ..prediction.prediction_arrays import Predicted
 from ..prediction.submission_file import SubmissionState, check_is_csv, read_record, record_stream
+from ..runs.end_message import Messenger, find_messenger
 from ..runs.events import EventLog, log_file
 from ..runs.history import outline, read_overview
 from ..runs.log_reader import EventStream, write_metrics_csv
@@ -119,6 +120,16 @@ def _after_launch(run: Run, outcome: Outcome, out: str | None) -> Run:
     print(f"{run.path.name}: {outcome.reason}{moved}{kept}", file=sys.stderr)
     return replace(now, ended=outcome.status) if gone else now
 
+# %% ../../nbs/70_api/02_actions.ipynb #a7b1f32c
+def _tell_end(messenger: Messenger | None, run: Run) -> None:
+    """Start to send the message on the end of `run`."""
+    if messenger is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # the folder was deleted
+        title = title_of(run, read_overview(run.path))
+        rows = [f"{what}: {text}" for what, text in run_rows(run) if what not in ("folder", "next")]
+        messenger.send(title, "\n".join(rows), run=run.path.name, status=run.status)
+
 # %% ../../nbs/70_api/02_actions.ipynb #ac26b2f8
 _SHORT_S = 5.0  # seconds; a fold or a trial shorter than this gets no picture, which would take as long
 
@@ -132,11 +143,13 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
         view = make_view(console, run.path, room, every_s=every_s, only_new=not job.kind.starts_at_zero)
         try:
             with key_in_environment(job.config, job.platform.name, lambda text: print(text, file=sys.stderr)):
+                messenger = find_messenger(job.config, job.platform.name)
                 outcome = launch(job, task, _make_tick(run, view, pressed))
             run = _current_folder(run, outcome)
             if log_file(run.path).is_file() and (job.out is None or _has_predicted(run, job.out, job.request.began)):
                 whole = job.config.tracking.group is None or time.monotonic() - began > _SHORT_S
                 _summarize_safely(run, draw=whole)
+            _tell_end(messenger, run)
             return outcome
         finally:
             if view:

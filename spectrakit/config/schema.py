@@ -22,7 +22,7 @@ from typing import Any
 
 from .validation import Setting, check_setting, frozen, has_kind, setting, shown
 from ..system.errors import RequestError, did_you_mean
-from ..system.secret_masking import masked_value, secrecy
+from ..system.secret_masking import looks_random, masked, masked_value, secrecy
 from ..system.tables import html_folded, html_table
 from ..system.units import parse_bytes, parse_duration, parse_moment
 
@@ -231,6 +231,18 @@ def _betas(value: Any) -> None:
 def _project(value: Any) -> None:
     if not value.strip() or set(value) & set("/\\#?%:"):
         raise ValueError("it needs a name without / \\ # ? % and :")
+
+# %% ../../nbs/05_config/01_schema.ipynb #653754d8
+def _notify(value: Any) -> None:
+    """Check for null, a public address, or the name of a secret; a secret itself is refused."""
+    if value is None or (re.fullmatch(r"[A-Za-z_]\w{0,99}", value) and not looks_random(value)):
+        return
+    if re.fullmatch(r"https?://[\w.-]+(:\d+)?/[\w./~-]*", value) and masked(value) == value:
+        return
+    raise ValueError(
+        "it needs a public address such as https://ntfy.sh/my-runs, or the name of a secret; put an address with a "
+        "password or a key into a secret, and write its name"
+    )
 
 # %% ../../nbs/05_config/01_schema.ipynb #23a2fc02
 @dataclass(frozen=True)
@@ -922,6 +934,13 @@ class RunConfig:
     pictures: bool = setting(
         True,
         "draw the task's own pictures of some validation samples during training, in at most 1 % of the time",
+    )
+    notify: str | None = setting(
+        None,
+        "send one message when the run ends or fails: a public address such as https://ntfy.sh/my-runs, or the name of "
+        "a secret that holds an address (ntfy, Slack, Discord, a JSON webhook, or "
+        "smtps://USER:PASSWORD@HOST/RECEIVER)",
+        check=_notify,
     )
 
 # %% ../../nbs/05_config/01_schema.ipynb #8412077c
