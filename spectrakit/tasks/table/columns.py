@@ -405,7 +405,7 @@ def add_derived(
         many = name not in columns.numbers and name not in columns.levels
         repeats = targets is not None and _gets_means(name, columns, seen[name])
         texts = texts_of(seen[name]) if many or repeats else []
-        if repeats and _tell(texts, targets, texts_of(asked[name])):
+        if targets is not None and repeats and _tell(texts, targets, texts_of(asked[name])):
             means[name] = _means_by_text(texts, targets)
         elif many and len({*texts}) > LEAST_ROWS and (projection := learn_topics(texts)):
             topics[name] = projection

@@ -206,7 +206,7 @@ OPTIONS: dict[str, Any] = {
     "net": "mlp",  # mlp, or conv for ordered numeric columns, such as spectra
     "hidden": 128,
     "layers": 2,
-    "dropout": None,  # null: 0.3 for classes; 0 for numbers, where it draws outliers to the mean
+    "dropout": None,  # null: 0.2 for classes; 0 for numbers, where it draws outliers to the mean
     "members": 16,  # size of the ensemble within the network
 }
 
@@ -325,7 +325,7 @@ class Table(TableRows):
         """Return the size of the network. Raise RequestError if it is invalid."""
         net, dropout = choice({"net": self.option(cfg, "net")}, "net", NETS), self.option(cfg, "dropout")
         if dropout is None:
-            dropout = 0.0 if self.recipe(cfg).question.kind == "numbers" else 0.3
+            dropout = 0.0 if self.recipe(cfg).question.kind == "numbers" else 0.2
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise RequestError(f"task.dropout={dropout} is invalid. Use a number from 0 to below 1.")
         hidden, layers = int_option(self, cfg, "hidden", 1, 16_384), int_option(self, cfg, "layers", 0, 64)
