@@ -264,7 +264,14 @@ def workers_for(planets: int, cores: int | None = None, free_gib: float | None =
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #ad0a38a7
 def cache_name(layout: Layout, split: str, steps: Steps | None = None, how: Extraction | None = None) -> str:
-    """Return the name of the results of `split` with the switches `steps` and `how`; other switches, another name."""
+    """Return the name of results in a cache. Other switches, another name.
+
+    Args:
+        layout: Folder and year.
+        split: "train" or "test".
+        steps: Switches of the calibration.
+        how: Switches of the extraction.
+    """
     switches = repr((layout.year, split, steps or Steps(), how or Extraction()))
     return f"{split}-{hashlib.sha256(switches.encode()).hexdigest()[:10]}"
 
