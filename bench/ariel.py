@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -21,6 +22,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # rates are per core
 
 import numpy as np
 
+import spectrakit as sk
 from spectrakit.tasks.ariel.calibration import Adc, Steps, calibrate, calibrate_plainly
 from spectrakit.tasks.ariel.estimates import Estimate, box_estimate, physics_estimate
 from spectrakit.tasks.ariel.ladder import (
@@ -33,6 +35,7 @@ from spectrakit.tasks.ariel.ladder import (
 )
 from spectrakit.tasks.ariel.layout import AIRS, FGS1, HOURS, SENSORS
 from spectrakit.tasks.ariel.light_curves import Extraction, LightCurves, channels_of
+from spectrakit.tasks.ariel.network import corrected, network_task
 from spectrakit.tasks.ariel.simulate import GAIN, OFFSET, Instrument, draw_detector, draw_planet, draw_visit
 
 BINS = 48
@@ -68,7 +71,7 @@ def measured_planets(seed, count, switches=(None, None)):
     return y, *({str(i): row[k] for i, row in enumerate(rows)} for k in (1, 2))
 
 
-def rung_scores(y, boxes: dict[str, Estimate], fits: dict[str, Estimate], train: int):
+def rung_scores(y, boxes: dict[str, Estimate], fits: dict[str, Estimate], train: int, network=False):
     "Scores of the held-out planets for each rung."
     names = list(boxes)
     naive = (float(y[:train].mean()), float(y[:train].std()))
@@ -78,7 +81,19 @@ def rung_scores(y, boxes: dict[str, Estimate], fits: dict[str, Estimate], train:
         name: predict_rung(rung, box.of(rows < train), y[:train], box.of(rows >= train)) for name, rung in RUNGS.items()
     }
     given["physics"] = predict_rung(shaped, fit.of(rows < train), y[:train], fit.of(rows >= train))
+    if network:
+        given["network"] = with_network(
+            fit.of((rows < train) & fit.good), y[(rows < train) & fit.good], fit.of(rows >= train)
+        )
     return {name: planet_scores(y[train:], each, naive) for name, each in given.items()}
+
+
+def with_network(train, y, test):
+    "The physical fit, its shape corrected by the network."
+    task = network_task(train, y, test)
+    with tempfile.TemporaryDirectory() as folder:
+        run = sk.fit(task, "launch.mode=inline", f"run.dir={folder}", show=False).raise_for_status()
+        return corrected(train, y, test, sk.predict(task, run).values)
 
 
 def ladder(train, test, seeds):
@@ -88,7 +103,7 @@ def ladder(train, test, seeds):
         began = time.perf_counter()
         y, boxes, fits = measured_planets(seed, train + test)
         print(f"seed {seed}: {train + test} planets in {time.perf_counter() - began:.0f} s", flush=True)
-        for name, values in rung_scores(y, boxes, fits, train).items():
+        for name, values in rung_scores(y, boxes, fits, train, network=True).items():
             scores.setdefault(name, []).append(values)
     table, last = {}, None
     for name, parts in scores.items():

@@ -72,7 +72,7 @@ _NAMES = {
     "Watchdog": "watchdog.watchdog",
     "watch": "view.cell.live",
 }
-_PACKAGES = ("lm",)
+_PACKAGES = ("lm", "tasks")
 __all__ = ["__version__", *_NAMES]
 
 

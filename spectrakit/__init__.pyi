@@ -56,6 +56,7 @@ from spectrakit.view.cell.live import watch as watch
 from spectrakit.watchdog.watchdog import Watchdog as Watchdog
 
 from . import lm as lm
+from . import tasks as tasks
 
 __version__: str
 __all__ = [

@@ -542,6 +542,8 @@ LONG_CELLS = {
         "80_tuning/02_cross_validation",
         "CrossValidation",
     ): "a table of fields, and methods of a line that say what follows from them",
+    ("86_tasks/04_spectrum/02_regression", "SpectrumData"): "a task: its arrays, divisions, and what is learned from them",
+    ("86_tasks/04_spectrum/02_regression", "SpectrumRegression"): "a task: a short method for each question of training",
     ("86_tasks/05_table/06_table", "Table"): "a task: a short method for each question that training asks",
     ("86_tasks/05_table/06_table", "TableRows"): "what has been read, and by which recipe",
     ("86_tasks/05_table/03_columns", "Columns"): "an encoding: its fields, and the inputs that follow from them",

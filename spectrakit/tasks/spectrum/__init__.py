@@ -1,0 +1,1 @@
+"""Regression of numbers or spectra on spectra: views, kernels, a network with calibrated uncertainty."""
