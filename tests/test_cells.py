@@ -19,7 +19,7 @@ TRAIN_WHOLE_MODELS = [
     path
     for path in NOTEBOOKS
     if path.parts[0] == "tutorials"
-    or str(path) in ("86_tasks/01_coffee.ipynb", "86_tasks/02_fermentation.ipynb", "86_tasks/04_demo.ipynb")
+    or str(path) in ("86_tasks/01_coffee.ipynb", "86_tasks/02_fermentation.ipynb", "86_tasks/07_demo.ipynb")
 ]
 # A quick one of each package, for `make test-fast`; whoever works on another one runs its cells with nbdev_test.
 QUICK = (
