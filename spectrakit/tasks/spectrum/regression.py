@@ -35,6 +35,7 @@ class Members(nn.Module):
     """
 
     centre: torch.Tensor
+    spread: torch.Tensor
     unit: torch.Tensor
 
     def __init__(self, features: torch.Tensor, errors: torch.Tensor, hidden: int):
@@ -162,7 +163,7 @@ def _targets(y: Any, sigma: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tup
     known = ~np.isnan(y)
     if not known.any(axis=0).all():
         raise RequestError("A target has no finite value in any sample. Leave its column out of y.")
-    error = np.zeros(1) if sigma is None else numbers("sigma", sigma, rows, gaps=False).reshape(rows, -1)
+    error = np.zeros((1, 1)) if sigma is None else numbers("sigma", sigma, rows, gaps=False).reshape(rows, -1)
     if (error < 0).any() or (error.size > 1 and error.shape[1] not in (1, y.shape[1])):
         raise RequestError(f"sigma must be positive, with one or {y.shape[1]} columns. Correct it.")
     weight = known / (1 + (error / (np.median(error) or 1)) ** 2)
@@ -197,9 +198,9 @@ class SpectrumData(Task):
         self.test = self.x[:0] if test is None else _spectra("test", test, self.x.shape[1])
         if test is None:
             self.test_dataset = None  # type: ignore[assignment,method-assign]  # predictions are of held-out samples
-        self.groups = np.arange(len(self.x)) if groups is None else np.unique(groups, return_inverse=True)[1]
-        if len(self.groups) != len(self.x):
-            raise RequestError(f"There are {len(self.groups)} groups for {len(self.x)} spectra. Each needs one.")
+        self._group = np.arange(len(self.x)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        if len(self._group) != len(self.x):
+            raise RequestError(f"There are {len(self._group)} groups for {len(self.x)} spectra. Each needs one.")
         self._cache: dict[tuple, Learned] = {}
 
     def __getstate__(self) -> dict:
@@ -210,11 +211,10 @@ class SpectrumData(Task):
         return self._folds(int_option(self, cfg, "folds", 2, len(self.x) // 2))
 
     def _folds(self, count: int, seen: np.ndarray | None = None) -> np.ndarray:
-        first = np.unique(self.groups if seen is None else self.groups[seen], return_index=True)[1]
-        level = np.argsort(np.argsort(self.y[:, 0] if seen is None else self.y[seen, 0], kind="stable"))
-        known, code = (self.groups if seen is None else self.groups[seen]), np.zeros(self.groups.max() + 1, int)
-        code[known[first]] = fold_of_samples(level[first], count)
-        return code[known]
+        rows = np.arange(len(self.x)) if seen is None else seen
+        _, first, group = np.unique(self._group[rows], return_index=True, return_inverse=True)
+        level = np.argsort(np.argsort(self.y[rows, 0], kind="stable"))
+        return fold_of_samples(level[first], count)[group]
 
     def learned(self, cfg: Config) -> Learned:
         """Return facts from the training samples, found once for each division."""
