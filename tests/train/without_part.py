@@ -1,6 +1,7 @@
-"""A package that lacks a part: imports each of its modules, trains, stops, resumes and predicts, all other parts on.
+"""A package that lacks a part: imports each of its modules, trains, stops and resumes with all other parts on, and runs
+tests.
 
-`python without_part.py FOLDER`, with the package of that folder on PYTHONPATH.
+`python without_part.py FOLDER TEST…`, with the package of that folder first on the path.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -105,7 +107,11 @@ def main(folder: Path) -> None:
     rest = trained(folder / "cut", Points(), resume=True)
     assert (whole[0], cut[0], rest[0]) == ("completed", "interrupted", "completed"), (whole[0], cut[0], rest[0])
     assert rest[1][-5:] == whole[1][-5:] and all(torch.equal(rest[2][name], whole[2][name]) for name in whole[2])
-    print(" ".join(kind.__name__ for kind in PARTS))
+    print(" ".join(kind.__name__ for kind in PARTS), flush=True)
 
 
 main(Path(sys.argv[1]))
+assert Path(spectrakit.__file__).parent.parent == Path(sys.argv[1])
+words = ["-q", "-p", "no:cacheprovider", f"--rootdir={Path(__file__).parents[2]}", f"--basetemp={sys.argv[1]}/tests"]
+words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # pytest has plugins of packages that are imported already
+sys.exit(pytest.main([*words, *(f"{Path(__file__).parent}/{test}" for test in sys.argv[2:])]))
