@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config.compose import asked_settings, takes_words
+from ..config.effective_batch import few_steps
 from ..config.schema import Config
 from ..forecast.formulas import Measurement, Workload, measurement_from
 from ..forecast.places import places
@@ -185,7 +186,9 @@ def measure_request(task: Any, request: RunRequest) -> Forecast:
         run = _measured(job, task)
     name = str(config.task.get("name") or type(task).__name__).rpartition(":")[2]
     here = surroundings(request, run.workload, run.ranks)
-    return Forecast(name, config.profile, run.workload, run.ranks, run.start_s, here, run.notes, run.static)
+    few = few_steps(config, run.workload.steps, run.workload.steps_per_epoch)
+    notes = (*run.notes, *filter(None, [few]))
+    return Forecast(name, config.profile, run.workload, run.ranks, run.start_s, here, notes, run.static)
 
 
 def refuse_expensive(task: Any, request: RunRequest) -> None:

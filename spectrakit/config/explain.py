@@ -20,6 +20,7 @@ from spectrakit.config.effective_batch import (
     batch_facts,
     batch_notes,
     batch_rows,
+    few_steps,
     plan_batches,
     total_steps,
 )
@@ -186,5 +187,6 @@ def explain(
     )
     unknown = ("steps per epoch", "?", "give the number of samples: explain(config, samples=10000)")
     steps = _step_rows(config, plan) if samples else [unknown]
-    notes = (*batch_notes(config, plan), *ignored_settings(config, world_size))
+    few = few_steps(config, total_steps(config, plan), plan.steps_per_epoch)
+    notes = (*batch_notes(config, plan), *filter(None, [few]), *ignored_settings(config, world_size))
     return Explanation((*_batch_rows(config, plan), rate, rate_eff, *steps), notes)

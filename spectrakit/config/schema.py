@@ -748,8 +748,9 @@ class FoldsConfig:
     count: int = setting(5, "number of folds", minimum=2, maximum=1000)
     kind: str = setting(
         "auto",
-        "kfold; stratified: by classes; group, stratified_group: by the task's `groups`; time: later samples are held "
-        "out; auto: group if the task has groups, stratified if targets are classes, else kfold",
+        "kfold; stratified: by classes, or by several labels of 0 and 1; group, stratified_group: by the task's "
+        "`groups`; time: later samples are held out; auto: group if the task has groups, stratified if targets are "
+        "classes, else kfold",
         choices=("auto", "kfold", "stratified", "group", "stratified_group", "time"),
     )
     repeats: int = setting(1, "number of divisions into folds, each drawn anew", minimum=1)

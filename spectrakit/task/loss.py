@@ -169,6 +169,11 @@ def check_loss(task: Any, result: Any) -> None:
 
     name, loss = f"{type(task).__name__}.loss", as_loss(result)
     scalar = loss.value
+    if isinstance(scalar, Mapping):
+        raise TaskError(
+            f"{name} returned several losses: {', '.join(map(str, scalar))}. Return their sum, and log each of them: "
+            "sk.Loss(sum(losses.values()), logs={name: (loss * n, n) for name, loss in losses.items()}), for n samples."
+        )
     if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
         raise TaskError(
             f"{name} returned {named_form(scalar)}. It has to return a scalar tensor, the mean over the batch's "

@@ -82,3 +82,25 @@ def test_words_with_gaps_are_divided_as_any_others(gap, which):
     assert folds.kind == {"targets": "stratified", "groups": "group"}[which]
     held = [folds.held_out(k)[folds.held_out(k) >= 54].size for k in range(3)]
     assert sorted(held) == ([2, 2, 2] if which == "targets" else [0, 0, 6])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, bool])
+def test_several_labels_are_spread_over_the_folds(dtype):
+    labels = (np.random.default_rng(0).random((400, 6)) < (0.6, 0.3, 0.2, 0.1, 0.05, 0.01)).astype(dtype)
+    folds = make_folds(FoldsConfig(kind="stratified", count=5, repeats=2), 0, 400, labels)
+    assert folds.kind == "stratified" and sorted(set(folds.held[0])) == [0, 1, 2, 3, 4]
+    for fold in range(folds.total):
+        held = folds.held_out(fold)
+        assert np.abs(labels[held].sum(0) - labels.sum(0) / 5).max() <= 2 and abs(len(held) - 80) <= 3
+    assert not np.array_equal(folds.held[0], folds.held[1])
+    assert folds.sha256 == make_folds(FoldsConfig(kind="stratified", count=5, repeats=2), 0, 400, labels).sha256
+
+
+def test_a_rare_label_is_said_and_other_tables_of_targets_are_refused():
+    labels = np.zeros((20, 2), dtype=int)
+    labels[:9, 0] = labels[:2, 1] = 1
+    folds = make_folds(FoldsConfig(kind="stratified", count=4), 0, 20, labels)
+    assert "1 of 2 labels have fewer than 4 samples each, such as label 1" in folds.note
+    for targets in (labels * 2, np.ones((20, 2)) / 2, np.zeros((20, 2, 2))):
+        with pytest.raises(RequestError, match="needs one class a sample"):
+            make_folds(FoldsConfig(kind="stratified", count=4), 0, 20, targets)

@@ -35,7 +35,7 @@ from spectrakit.checkpoint.store import (
     rehearse,
     tensor_bytes,
 )
-from ...config.effective_batch import BatchPlan, total_steps
+from ...config.effective_batch import BatchPlan, few_steps, total_steps
 from ...config.schema import Config
 from ...data.batch_forms import leaves_of, samples_in
 from ...data.loaders import Batches, LoadedBatches, Placement, eval_batches, find_non_finite
@@ -502,7 +502,8 @@ def try_step(check: SanityCheck) -> str:
             check.note(message)
     learner.optimizer.zero_grad()
     scheduler = "" if learner.scheduler is None else f", {type(learner.scheduler).__name__}"
-    return f"{type(learner.optimizer).__name__}{scheduler}"
+    few = few_steps(check.config, total_steps(check.config, check.plan), check.plan.steps_per_epoch)
+    return f"{type(learner.optimizer).__name__}{scheduler}{few and '; '}{few}"
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #4c8218df
 def check_numbers(task: Any, metrics: dict[str, tuple]) -> None:
@@ -890,7 +891,7 @@ def load_back(check: SanityCheck, learner: Learner, content: CheckpointContent) 
     parts = {
         "model": lambda: load_whole_model(module, content.model, kept=still_frozen(module, learner.base)),
         "optimizer": lambda: load_whole_optimizer(learner.optimizer, state["optimizer"]),
-        "scheduler": lambda: learner.scheduler and learner.scheduler.load_state_dict(state["scheduler"]),
+        "scheduler": lambda: learner.scheduler and learner.scheduler.load_state_dict(copy.deepcopy(state["scheduler"])),
         "scaler": lambda: check.scaler and check.scaler.load_state_dict(state["scaler"]),
     }
     _load_parts(check.task, parts)
@@ -1045,7 +1046,7 @@ def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, 
     new = check.next_process.learner_of(task, model)
     parts = {
         "optimizer": lambda: load_whole_optimizer(new.optimizer, state["optimizer"]),
-        "scheduler": lambda: new.scheduler and new.scheduler.load_state_dict(state["scheduler"]),
+        "scheduler": lambda: new.scheduler and new.scheduler.load_state_dict(copy.deepcopy(state["scheduler"])),
     }
     _load_parts(task, parts)
     ours, theirs = (set(map(id, each.held.named().values())) if each.held else set() for each in (learner, new))

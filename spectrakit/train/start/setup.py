@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ...checkpoint.frozen_weights import FrozenBase
 from ...checkpoint.store import random_state, restore_random_state
 from ...config.auto_settings import ignored_settings
-from ...config.effective_batch import BatchPlan, batch_facts, batch_notes, plan_batches, total_steps
+from ...config.effective_batch import BatchPlan, batch_facts, batch_notes, few_steps, plan_batches, total_steps
 from ...config.learning_rate_schedule import scaled_lr, warmup_length, with_scaled_lr
 from ...config.loader_workers import MOST_AHEAD, Reading
 from ...config.metric_direction import Direction, metric_direction
@@ -647,7 +647,8 @@ def _ignored(s: TrainState) -> list[str]:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #d1f00001
 def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
-    mode = {"mode": s.goal.reason} if s.goal.reason else {}
+    few = few_steps(s.config, s.schedule.total_steps, s.data.plan.steps_per_epoch)
+    mode = {**({"steps": few} if few else {}), **({"mode": s.goal.reason} if s.goal.reason else {})}
     if s.context.device.type == "cuda":
         fused = all(group.get("fused") for group in s.learner.optimizer.param_groups)
         mode["optimizer"] = "optimizer: " + (
