@@ -31,13 +31,13 @@ from ..runs.run_groups import why_no_run
 from ..system.errors import RequestError, readable, render_alone
 from ..system.files import checked_path, write_atomic
 from ..system.secret_masking import HIDDEN, masked, masked_value, secrecy
-from ..system.tables import html_table
+from ..system.tables import html_sortable, html_table
 from ..system.units import format_duration
 from ..task.checks.failure_report import Failure, failure_lines, read_failure
 from ..view.cell.live import page_address, watch
 from ..view.html import table_text
 from ..view.picture import Picture, plot_curves, save_figure
-from ..view.run_state import RunState, apply_event
+from ..view.run_state import RunState, apply_event, epoch_text
 
 # %% ../../nbs/70_api/00_run.ipynb #b3cfa548
 @dataclass(frozen=True)
@@ -72,7 +72,11 @@ def _best_of(history: History | RunOverview) -> Best | None:
 def title_of(run: "Run", history: History | RunOverview) -> str:
     """Return a run in one line: name, status, best evaluation."""
     best = _best_of(history)
-    value = f", best {best.monitor}={best.value:.4g} at epoch {best.epoch:g}" if best and best.value is not None else ""
+    value = (
+        f", best {best.monitor}={best.value:.4g} at epoch {epoch_text(best.epoch)}"
+        if best and best.value is not None
+        else ""
+    )
     return readable(f"{run.path.name}: {run.ended or history.status}{value}").replace("\n", "�")
 
 # %% ../../nbs/70_api/00_run.ipynb #216925fd
@@ -239,7 +243,7 @@ def run_rows(run: Run) -> list[tuple[str, str]]:
     status, best, seconds = run.ended or overview.status, _best_of(overview), overview.seconds
     rows = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
     if best and best.value is not None:
-        rows["best"] = f"{best.monitor}={best.value:.4g} at epoch {best.epoch:g}, step {best.step}"
+        rows["best"] = f"{best.monitor}={best.value:.4g} at epoch {epoch_text(best.epoch)}, step {best.step}"
         others = (
             f"{name}={value:.4g}" for name, value in best.metrics.items() if name != best.monitor and value is not None
         )
@@ -352,7 +356,7 @@ class Runs(list[Run]):
     def _repr_html_(self) -> str:
         head, *rows = self.rows()
         more = f"<p>{len(self) - _MOST_RUNS} more</p>" if len(self) > _MOST_RUNS else ""
-        return html_table(rows, head) + more if self else "<p>no runs</p>"
+        return html_sortable(rows, head) + more if self else "<p>no runs</p>"
 
 # %% ../../nbs/70_api/00_run.ipynb #0a94119e
 def list_runs(folder: Path | str | None = None) -> Runs:

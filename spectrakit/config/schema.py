@@ -228,6 +228,11 @@ def _betas(value: Any) -> None:
         raise ValueError("it needs two numbers from 0 up to 1 in brackets, such as [0.9,0.95]")
 
 
+def _names(value: Any) -> None:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError("it needs names in brackets, such as [mae,r2]")
+
+
 def _project(value: Any) -> None:
     if not value.strip() or set(value) & set("/\\#?%:"):
         raise ValueError("it needs a name without / \\ # ? % and :")
@@ -935,6 +940,9 @@ class RunConfig:
     pictures: bool = setting(
         True,
         "draw the task's own pictures of some validation samples during training, in at most 1 % of the time",
+    )
+    metrics: Any = setting(
+        [], "metrics that the live view draws first, the first of them large: [mae,r2]", check=_names
     )
     notify: str | None = setting(
         None,

@@ -22,7 +22,7 @@ from ..runs.run_groups import why_no_run
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.secret_masking import HIDDEN
-from ..system.tables import folded, matrix_text
+from ..system.tables import folded, html_scrolled, html_sortable, matrix_text
 from ..system.units import format_duration
 from ..view.html import cell, is_secret, page, plain, safe, table_html, table_text
 from ..view.picture import Picture
@@ -123,6 +123,9 @@ _HEADINGS = {
 }
 
 
+_MOST_COLUMNS = 6  # runs side by side; more are in rows
+
+
 def _value_text(key: str, value: Any) -> str:
     if value is None:
         return "–"
@@ -137,7 +140,7 @@ def _rows(table: list[dict], winner: tuple[str, int] | None) -> list[list]:
     rows = [[_HEADINGS.get(k, k) for k in keys]]
     for number, line in enumerate(table):
         rows.append([_value_text(k, line[k]) + (" ★" if winner == (k, number) else "") for k in keys])
-    return rows if len(table) > 6 else [list(column) for column in zip(*rows, strict=False)]
+    return rows if len(table) > _MOST_COLUMNS else [list(column) for column in zip(*rows, strict=False)]
 
 
 def _text(rows: list[list], notes: list[str], width: int | None) -> str:
@@ -189,7 +192,11 @@ class Comparison:
 # %% ../../nbs/82_pages/02_comparison.ipynb #5a4fb77e
 def _table_section(comparison: Comparison) -> str:
     notes = "".join(f'<div style="opacity:.75">{safe(note, 600)}</div>' for note in comparison.notes)
-    return table_html(comparison.rows(), caption="runs compared") + notes
+    rows = comparison.rows()
+    if len(comparison.table) <= _MOST_COLUMNS:
+        return table_html(rows, caption="runs compared") + notes
+    head, *lines = [[cell(value) for value in row] for row in rows]
+    return html_scrolled(html_sortable(lines, head), "runs compared", "overflow-x:auto") + notes
 
 
 def _write_comparison(comparison: Comparison, path: Path) -> Path:

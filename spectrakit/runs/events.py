@@ -213,6 +213,7 @@ _FIELDS = {
         "monitor": _or_none(_text),
         "reasons": _or_none(_mapping),
         "ignored": _or_none(_listing),
+        "metrics": _or_none(_listing),
         **dict.fromkeys(_COUNTS, _or_none(_whole)),
     },
     "step": {

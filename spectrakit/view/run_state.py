@@ -174,7 +174,7 @@ def _is_time(value: Any) -> bool:
     return plain_number(value) and abs(value) < 1e12  # seconds
 
 # %% ../../nbs/65_view/01_run_state.ipynb #d788e4d1
-MOST_METRICS = 12  # of an evaluation; more are only counted
+MOST_METRICS = 24  # of an evaluation; more are only counted
 _ROWS, _MESSAGES, _PARTS, _MARKS, _PACES = 400, 40, 16, 60, 64
 
 
@@ -197,6 +197,7 @@ class RunState:
         self.lrs: dict[str, float] = {}  # rate of each parameter group, if they differ
         self.valid: dict[str, Curve] = {}  # by metric
         self.logged: dict[str, Curve] = {}  # values that losses log, such as train_mae
+        self.wanted: list[str] = []  # metrics to draw first, by `run.metrics`
         self.left_out = 0  # metrics of an evaluation that are not shown
         self.rows: deque[dict] = deque(maxlen=_ROWS)  # evaluations
         self.best: dict | None = None  # best evaluation
@@ -226,6 +227,7 @@ def _listed(value: Any) -> list:
 
 def _apply_start(s: RunState, e: dict) -> None:
     s.start, s.total_steps = e, _whole(e.get("total_steps"))
+    s.wanted = [key for name in _listed(e.get("metrics"))[:MOST_METRICS] for key in (str(name), f"val_{name}")]
     for why in list((e.get("reasons") or {}).values())[:8] + list(e.get("ignored") or [])[:8]:
         s.messages.append((s.t, str(why)[:400]))
     if _whole(e.get("schema")) > SCHEMA:

@@ -287,7 +287,7 @@ def _happened(p: Panel, sx: _Scale) -> str:
 
 # %% ../../nbs/65_view/04_svg.ipynb #c89f5e03
 def _bands(p: Panel, sx: _Scale, bands: int) -> str:
-    """Return the bands with the values that pointing shows."""
+    """Return the bands with the values that pointing shows; the style of the page gives them height and width."""
     lines = [line for line in p.lines if line.kind != "smooth" and len(line.x)]
     parts, span = [], sx.high - sx.low
     for band in range(bands if lines else 0):
@@ -298,9 +298,8 @@ def _bands(p: Panel, sx: _Scale, bands: int) -> str:
             if place >= 0:
                 words.append(f"{line.label + ' ' if len(lines) > 1 and line.label else ''}{line.y[place]:.4g}")
         if words:
-            at = f'x="{100 * band / bands:.1f}%" width="{100 / bands:.2f}%" height="{p.height}"'
             text = escaped(" · ".join([f"step {end:,.0f}", *words]), 80)
-            parts.append(f'<g class="h"><rect {at}/><text x="100%" y="-8">{text}</text></g>')
+            parts.append(f'<g class="h"><rect x="{100 * band / bands:.0f}%"/><text x="100%" y="-8">{text}</text></g>')
     return f'<g fill-opacity="0">{"".join(parts)}</g>' if parts else ""
 
 # %% ../../nbs/65_view/04_svg.ipynb #23b99329

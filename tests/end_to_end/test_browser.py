@@ -93,7 +93,7 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
     heights = (*while_it_trained.heights, *at_the_end.heights)
     assert at_the_end.blank == 0 and max(heights) - min(heights) <= 8, heights  # one height from start to end
     stays(light, 1)
-    assert light.output(1).locator("input:visible").count() == 3
+    assert light.output(1).locator("input:visible").count() == 4
     light.picture("stopped", 1)
     saved = light.save("stopped.ipynb")
     assert all(output["output_type"] != "error" for cell in saved["cells"] for output in cell["outputs"])
@@ -375,6 +375,9 @@ def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by
                 problems = {name: seen[name] for name in ("small", "faint", "overlaps", "clipped") if seen[name]}
                 assert problems == {} and seen["drawn"] >= 4.5, (width, dark, problems, seen["drawn"])
                 assert seen["columns"] == columns, (width, seen["columns"])
+                assert page.output(1).locator(".p:visible").count() == (4 if width == 1400 else 1)  # compact
+        page.output(1).get_by_label("whole view").check()
+        assert page.output(1).locator(".p:visible").count() == 4
         assert app != "jupyterlab" or page.problems == []  # Notebook 7 has one of its own
 
 

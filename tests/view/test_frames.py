@@ -84,6 +84,7 @@ LINES = """() => {
   for (const frame of document.querySelectorAll('.frame')) for (const pair of frame.firstChild.firstChild.children)
     for (const text of pair.children) {
       const box = text.getBoundingClientRect()
+      if (!box.width) continue  // a compact view
       ;(found[box.top] ||= []).push(Math.round(box.left))
     }
   return Object.values(found)
@@ -97,7 +98,8 @@ def test_the_first_line_is_one_or_stands_in_columns(every_state, states, width, 
     opened = every_state
     dress(opened, width, "light")
     lines = opened.evaluate(LINES)
-    assert {len(line) for line in lines} == {texts} and len(lines) == len(states) * 4 // texts
+    parts = 4 if width >= 600 else 2  # of the line: a narrow view is compact
+    assert {len(line) for line in lines} == {texts} and len(lines) == len(states) * parts // texts
     assert all(max(places) - min(places) <= 2 for places in zip(*lines, strict=True)), lines[:4]
 
 
@@ -156,6 +158,42 @@ def test_boxes_choose_what_is_seen_and_a_redraw_keeps_the_choice(browser, states
     assert opened.evaluate(raw) != "none"
     box["r"].check()
     assert opened.evaluate(raw) == "none"
+    opened.close()
+
+
+GROUPS = """() => [...document.querySelectorAll('.p')].map(p => [...p.querySelectorAll('g.a, g.z')]
+    .filter(g => getComputedStyle(g).display !== 'none').map(g => g.getAttribute('class')).join(' | '))"""
+
+
+def test_a_panel_has_boxes_of_its_own_and_every_metric_can_be_seen(browser, states):
+    opened = shown(browser, {"13 metrics": states["13 metrics"]})
+    opened.evaluate("() => document.querySelectorAll('details').forEach(details => details.open = true)")
+    before = opened.evaluate(GROUPS)
+    opened.locator('input[value="1"]').check()  # the loss: its last tenth
+    opened.locator('input[value="6"]').check()  # the metric: its other scale
+    assert opened.evaluate(GROUPS) == ["z f", "a y", *before[2:]]
+    metrics = opened.locator(".s")
+    assert metrics.count() == 11 and sum(each.is_visible() for each in metrics.all()) == 6
+    for each in metrics.all():
+        name, low = each.locator("span").inner_text(), each.locator("svg").bounding_box()
+        opened.get_by_role("group", name="enlarge").get_by_label(f"val_{name}", exact=True).check()
+        high = each.locator("svg").bounding_box()
+        assert each.is_visible() and (low is None or high["height"] > 3 * low["height"])
+    opened.close()
+
+
+@pytest.mark.parametrize(("width", "is_narrow"), [(310, True), (380, True), (590, True), (610, False), (1270, False)])
+def test_a_narrow_view_is_compact_and_either_can_be_the_other(browser, states, width, is_narrow):
+    opened = shown(browser, {"running": states["running"], "starting": states["starting"]})
+    dress(opened, width, "light")
+    high = "() => [...document.querySelectorAll('.frame')].map(frame => frame.getBoundingClientRect().height)"
+    panels = "() => [...document.querySelectorAll('.p')].filter(panel => panel.offsetParent).length"
+    for compact in (is_narrow, not is_narrow):
+        heights = opened.evaluate(high)
+        assert (max(heights) <= 400) == compact and max(heights) - min(heights) <= TOLERANCE
+        assert opened.evaluate(panels) == (1 if compact else 4)
+        assert opened.get_by_text("whole view").first.is_visible() == is_narrow
+        opened.locator("input[value=k]").first.check()
     opened.close()
 
 

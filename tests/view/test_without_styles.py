@@ -5,6 +5,8 @@ from html.parser import HTMLParser
 import pytest
 from frames import all_states
 
+from spectrakit.picker.picker import ProfilePicker
+from spectrakit.system.tables import html_sortable, html_table
 from spectrakit.view.cell.frame import body, header, text_table, toggles
 from spectrakit.view.cell.many_runs import Piece, strip
 from spectrakit.view.picture import plot_curves
@@ -78,3 +80,18 @@ def test_a_frame_that_was_saved_in_the_middle_of_a_run_has_its_time_once(states)
 def test_folds_are_a_line_each(states):
     pieces = [Piece("fold 0", "completed", 0.5), Piece("fold 1", "running")]
     assert Stripped(strip(pieces)).lines == [str(piece) for piece in pieces]
+
+
+@pytest.mark.parametrize("shown_as", [html_table, html_sortable])
+def test_a_table_of_runs_has_its_columns_and_nothing_to_click(shown_as):
+    rows = [("coffee-2", "completed", "loss=0.1"), ("coffee-1", "failed", "–")]
+    shown = Stripped(shown_as(rows, ("run", "status", "best")))
+    read = [tuple(cell.strip() for cell in line.split("\t")) for line in shown.lines]
+    assert read == [("run", "status", "best"), *rows]
+
+
+def test_the_form_is_tables_with_a_call_to_copy():
+    shown = Stripped(ProfilePicker(samples=640, file=None)._repr_mimebundle_()["text/html"])
+    rows = [[cell.strip() for cell in line.split("\t")] for line in shown.lines if "\t" in line]
+    assert {"GPU", "effective batch", "learning rate", "→ defaults"} <= {row[0] for row in rows}
+    assert min(map(len, rows)) >= 2 and any(line.startswith("sk.compose(") for line in shown.lines)

@@ -699,6 +699,7 @@ def decisions(s: TrainState, known: dict[str, Any]) -> dict[str, Any]:
         "ignored": [*known.get("ignored", []), *_ignored(s)],
         "monitor": s.goal.monitor,
         "mode": s.goal.mode,
+        "metrics": list(c.run.metrics),  # drawn first
         "data": s.data.fingerprints,
         "datasets_first": s.data.first,
         "parameters": sum(q.numel() for q in s.learner.params),

@@ -22,7 +22,7 @@ from ...task.checks.failure_report import Failure
 from .cards import failure_card
 from ..figures import details, start_phases, times
 from ..html import render, table_text
-from ..panels import in_a_grid, plots, second_metric, small_multiples
+from ..panels import MOST_SMALL, in_a_grid, other_metrics, plots, second_metric, small_multiples
 from ..picture import with_png
 from ..plots import RATE, TRAIN, VALID
 from ..run_state import RunState, epoch_text, number, plain_number
@@ -196,7 +196,7 @@ def _as_of(s: RunState, context: FrameContext) -> str:
     if context.now is None:
         return ""
     moment = time.strftime("%H:%M:%S", time.localtime(context.now))
-    link = f' · <a href="{escaped(context.page, 500)}" target="_blank">dashboard.html</a>' if context.page else ""
+    link = f'<a href="{escaped(context.page, 500)}" target="_blank">dashboard.html</a> · ' if context.page else ""
     told = f"last event at {moment}"
     if context.running and not s.status:
         place = f"grid-area:1/1;animation:sk-{{}} 0s {_STALE_S}s forwards"
@@ -204,7 +204,7 @@ def _as_of(s: RunState, context: FrameContext) -> str:
         late = f"{place.format('stale')};display:block;visibility:hidden"
         stale = f'<b hidden="" style="{late}">not drawn since {moment}</b>'
         told = f'<span style="display:inline-grid">{now}{stale}</span>'
-    return f'<div style="font-size:11px;{_ONE_LINE}">{told}{link}</div>'
+    return f'<div style="font-size:11px;{_ONE_LINE}">{link}{told}</div>'
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #f3488c18
 def header(s: RunState, context: FrameContext) -> str:
@@ -213,7 +213,8 @@ def header(s: RunState, context: FrameContext) -> str:
     seen = _as_of(s, context)
     advice = _room([_advice(s, found), escaped(context.compared or details(s), 160)], (100, 130))
     return (  # only `Announcer` is a live region
-        f'<div role="group" aria-label="how the run stands" style="{_FONT}">{_status_line(s, context)}'
+        f'<div role="group" aria-label="how the run stands" class="{run_class(s)}-h" style="{_FONT}">'
+        f"{_status_line(s, context)}"
         f"{_bars(s, context.now_t)}{_headline(found)}{advice}{seen}</div>"
     )
 
@@ -350,25 +351,79 @@ def body(s: RunState, context: FrameContext, log: bool | None = None, picture: b
     return f'<div class="{run_class(s)}" style="{style}">{curves}{below_plots(s)}</div>'
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #ecf96d4b
-_BOXES = (("y", "other scale"), ("z", "last tenth"), ("r", "raw values"))
+_ALL = {"y": "other scale", "z": "last tenth", "r": "raw values"}  # boxes by key: for all panels
+_OF_PANEL = ("loss", "metric", "learning rate", "samples/s")  # boxes of single panels: keys 1 to 4 and 5 to 8
+_NARROW = "(max-width:599.9px)"  # an output of this width is compact unless it is asked not to be
+
+
+def _metric_key(place: int) -> str:
+    """Return the key of a metric's box, one letter, by its place among `other_metrics`."""
+    return chr(0xC0 + place)
+
+
+def _is_ticked(s: RunState, *keys: str) -> str:
+    """Return the CSS condition that one of these boxes is ticked."""
+    return f":has({','.join(f'.{run_class(s)}-{key}:checked' for key in keys)})"
+
+
+def _panel_rules(s: RunState, place: int) -> str:
+    """Return the rules that show the chosen view of the panel at `place`: its scale and its range of steps."""
+    panel = f".{run_class(s)} .g>:nth-child({(place + 1) // 2})>:nth-child({2 - place % 2})"
+    y, z = _is_ticked(s, "y", str(place + 4)), _is_ticked(s, "z", str(place))
+    shown = "{display:inline!important}"
+    return (
+        f"body{z} {panel} g.a,body{y} {panel} g.f{{display:none!important}}"
+        f"body{z}:not({y}) {panel} g.z:not(.y){shown}body{z}{y} {panel} g.z:not(.f){shown}"
+        f"body{y}:not({z}) {panel} g.a.y{shown}"
+    )
+
+# %% ../../../nbs/65_view/09_cell/01_frame.ipynb #926fd5de
+def _compact_rules(s: RunState) -> str:
+    """Return the rules of the compact view: one line of status, two tiles, an advice, and the curve of the loss."""
+    own = f".{run_class(s)}"
+    hidden = (
+        f"{own}-h>:first-child>:last-child",  # time and checkpoint
+        f"{own}-h .t:nth-child(n+3),{own}-h .t>div>:last-child",
+        f"{own}-h>table+div>[aria-hidden],{own}-h>table+div>:first-child>:nth-child(2)",
+        f"{own} .g>:nth-child(n+2),{own} .g>:first-child>:nth-child(n+2),{own} .g+div>:nth-child(2)",
+        f"{own}>:last-child,{own}-boxes .m,{own}-boxes .wide",
+    )
+    rules = "".join(f"{{0}} {chosen.replace(',', ',{0} ')}{{{{display:none!important}}}}" for chosen in hidden)
+    rules += f"{{0}} {own}-h>table+div{{{{height:51px;font-size:12px;line-height:17px;overflow:hidden}}}}"
+    ticked = _is_ticked(s, "k")
+    return (
+        f"{own},{own}-h,{own}-boxes{{container-type:inline-size}}"
+        f"@container {_NARROW}{{{rules.format(f'body:not({ticked})')}{own}-boxes .wide{{display:none}}}}"
+        f"@container not {_NARROW}{{{rules.format(f'body{ticked}')}{own}-boxes .narrow{{display:none}}}}"
+    )
+
+# %% ../../../nbs/65_view/09_cell/01_frame.ipynb #e261259d
+def _metric_rules(s: RunState) -> str:
+    """Return the rules that show a chosen metric among the small curves, larger."""
+    own = f".{run_class(s)} .s"
+    rules = [f"{own}:nth-child(n+{MOST_SMALL + 1}){{display:none}}"]
+    for place, _ in enumerate(other_metrics(s), 1):
+        chosen = f"body{_is_ticked(s, _metric_key(place))} {own}:nth-child({place})"
+        rules.append(f"{chosen}{{display:block;grid-column:1/-1}}{chosen} svg{{height:90px}}")
+    return "".join(rules)
 
 
 def style_of(s: RunState) -> str:
-    """Return the style for pointed-at values, for the selected variants, and against a PNG beside the curves."""
-    own = f".{run_class(s)}"
-    y, z, raw = (f"body:has({own}-{name}:checked)" for name, _ in _BOXES)
-    neither_y, neither_z = (f":not(:has({own}-{name}:checked))" for name in "yz")
-    shown = "{display:inline!important}"
+    """Return the style for pointed-at values, for the selected views, and against a PNG beside the curves."""
+    own, raw = f".{run_class(s)}", f"body{_is_ticked(s, 'r')}"
     return "".join(
         (
             f"{own} .k{{display:none}}{own} .c,{own}-boxes{{display:block!important}}",
             f"{own} .h text{{display:none;text-anchor:end}}{own} .h:hover rect{{fill-opacity:.1}}",
+            f"{own} .h rect{{height:124px;width:5%}}{own} .z .h rect{{width:10%}}",
+            f"{own} .s{{min-width:0}}{own} .s div{{display:flex;gap:6px;white-space:nowrap}}",
+            f"{own} .s b{{margin-left:auto}}{own} .s svg{{display:block;width:100%}}",
+            f"{own} .s polyline{{vector-effect:non-scaling-stroke}}",
             f"{own} .h:hover text{{display:block;fill-opacity:1}}",
             f"{own} .p:has(.h:hover) .l{{visibility:hidden}}",
-            f"{z} {own} g.a,{y} {own} g.f{{display:none!important}}",
-            f"{z}{neither_y} {own} g.z:not(.y){shown}",
-            f"{z}:has({own}-y:checked) {own} g.z:not(.f){shown}",
-            f"{y}{neither_z} {own} g.a.y{shown}",
+            *(_panel_rules(s, n) for n in range(1, 5)),
+            _metric_rules(s),
+            _compact_rules(s),
             f"@media print{{{own} .w{{height:auto!important;overflow:visible!important}}",
             f"{own} tr{{break-inside:avoid}}}}",
             "@keyframes sk-stale{to{visibility:visible}}@keyframes sk-gone{to{visibility:hidden}}",
@@ -376,18 +431,35 @@ def style_of(s: RunState) -> str:
         )
     )
 
+# %% ../../../nbs/65_view/09_cell/01_frame.ipynb #ae038fba
+def _box(s: RunState, key: str, words: str) -> str:
+    """Return a box with its words, which are HTML."""
+    return (
+        f'<label style="margin-right:14px;white-space:nowrap"><input type="checkbox" class="{run_class(s)}-{key}" '
+        f'style="margin:0 4px 0 0;vertical-align:middle" value="{key}"/>{words}</label>'
+    )
+
+
+def _single_boxes(s: RunState) -> str:
+    """Return the boxes of single panels and of the further metrics, in three lines."""
+    zoom = "".join(_box(s, str(n), name) for n, name in enumerate(_OF_PANEL, 1))
+    scale = "".join(_box(s, str(n), name) for n, name in enumerate(_OF_PANEL[:2], 5))
+    metrics = "".join(_box(s, _metric_key(n), escaped(name, 30)) for n, name in enumerate(other_metrics(s), 1))
+    rows = (("last tenth of", zoom), ("other scale of", scale), ("enlarge", metrics))
+    return "".join(f'<div role="group" aria-label="{name}">{name}: {boxes}</div>' for name, boxes in rows if boxes)
+
 
 def toggles(s: RunState) -> str:
-    """Return the boxes and their style, shown once beside the parts that are redrawn."""
-    name = run_class(s)
-    boxes = "".join(
-        f'<label style="margin-right:14px;white-space:nowrap"><input type="checkbox" class="{name}-{key}" '
-        f'style="margin:0 4px 0 0;vertical-align:middle" value="{key}"/>{words}</label>'
-        for key, words in _BOXES
+    """Return the boxes and their style, shown once beside the parts that are redrawn, and once more with metrics."""
+    boxes = "".join(_box(s, key, words) for key, words in _ALL.items())
+    size = _box(s, "k", '<span class="wide">compact</span><span class="narrow">whole view</span>')
+    single = f'<summary style="cursor:pointer">single panels and metrics</summary>{_single_boxes(s)}'
+    # without styles the boxes stay hidden
+    boxes = (
+        f'<div class="{run_class(s)}-boxes" hidden="" style="display:none"><span class="m">{boxes}</span>{size}'
+        f'<details class="m" style="display:inline-block">{single}</details></div>'
     )
     style = f"<style>{style_of(s)}</style>"
-    # without styles the boxes stay hidden
-    boxes = f'<div class="{name}-boxes" hidden="" style="display:none">{boxes}</div>'
     return f'<div role="group" aria-label="how curves are drawn" style="font:12px/20px sans-serif">{style}{boxes}</div>'
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #d59fd723
