@@ -848,6 +848,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'spectrakit/config/aliases.py'),
                                            'spectrakit.config.aliases._Plain.value': ( '05_config/aliases.html#_plain.value',
                                                                                        'spectrakit/config/aliases.py'),
+                                           'spectrakit.config.aliases._by_word': ( '05_config/aliases.html#_by_word',
+                                                                                   'spectrakit/config/aliases.py'),
                                            'spectrakit.config.aliases._canonical_value': ( '05_config/aliases.html#_canonical_value',
                                                                                            'spectrakit/config/aliases.py'),
                                            'spectrakit.config.aliases._count_processes': ( '05_config/aliases.html#_count_processes',

@@ -523,9 +523,7 @@ LONG_CELLS = {
         "CapturedStep",
     ): "a state machine with two entries; each of its steps is short",
     ("50_train/01_part", "Part"): "a table: a line for each moment of a run",
-    ("05_config/01_schema", "DilocoConfig"): "a table of settings",
     ("05_config/01_schema", "DistributedConfig"): "a table of settings",
-    ("05_config/01_schema", "FoldsConfig"): "a table of settings",
     ("05_config/01_schema", "SearchConfig"): "a table of settings",
     (
         "40_forecast/05_run_forecast",
@@ -547,10 +545,6 @@ LONG_CELLS = {
     ("86_tasks/05_table/06_table", "Table"): "a task: a short method for each question that training asks",
     ("86_tasks/05_table/06_table", "TableRows"): "what has been read, and by which recipe",
     ("86_tasks/05_table/03_columns", "Columns"): "an encoding: its fields, and the inputs that follow from them",
-    ("05_config/01_schema", "TrainerConfig"): "a table of settings",
-    ("05_config/01_schema", "OptimizerConfig"): "a table of settings",
-    ("05_config/01_schema", "TrainingConfig"): "a table of settings",
-    ("05_config/01_schema", "WatchdogConfig"): "a table of settings",
     (
         "25_checkpoint/05_async_writer",
         "CheckpointWriter",

@@ -44,7 +44,6 @@ def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, s
 
 
 def _measured_workers(config: Config, cores: int) -> tuple[Config, str]:
-    """Return `config` with the limit on workers, and the reason of `auto`, which stays."""
     most = config.dataloader.most_workers
     most = cores if most is None else most
     text = f"dataloader.num_workers=auto: by the first batches' times; the machine has {cores} cores"
@@ -52,7 +51,6 @@ def _measured_workers(config: Config, cores: int) -> tuple[Config, str]:
 
 
 def _with(config: Config, key: str, value: Any) -> Config:
-    """Return `config` with the setting at a dotted key replaced."""
     block, _, name = key.rpartition(".")
     return dataclasses.replace(config, **{block: dataclasses.replace(getattr(config, block), **{name: value})})
 
@@ -101,8 +99,8 @@ def notable_settings(config: Config, base: Config) -> str:
     return ", ".join(words)
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #fbcbab6f
-def _block(*names: str) -> tuple[str, ...]:
-    return tuple(key for key in settings() if key.partition(".")[0] in names)
+def _block(*names: str, but: str = "") -> str:
+    return " ".join(key for key in settings() if key.partition(".")[0] in names and key not in but.split())
 
 
 def _warms_up(config: Config) -> bool:
@@ -114,154 +112,122 @@ def _by_rounds(config: Config) -> bool:
     return is_diloco(config) and config.diloco.loops is not None
 
 
-_PROCESSES = tuple(
-    f"distributed.{name}"
-    for name in (
-        "num_nodes",
-        "backend",
-        "sync_batchnorm",
-        "static_graph",
-        "bucket_cap_mb",
-        "find_unused_parameters",
-        "gradient_as_bucket_view",
-        "gradient_exchange",
-        "env",
-    )
-)
-_WATCHED = ("launch.max_restarts", "launch.hang_factor", "launch.hang_floor_s")
-_KEPT = tuple(
-    key for key in _block("checkpoint") if key not in ("checkpoint.enabled", "checkpoint.monitor", "checkpoint.mode")
-)
+_OF_PROCESSES = "num_nodes backend sync_batchnorm static_graph bucket_cap_mb find_unused_parameters"
+_PROCESSES = [
+    f"distributed.{name}" for name in (*_OF_PROCESSES.split(), "gradient_as_bucket_view", "gradient_exchange")
+]
+_ALONE = " ".join([*_PROCESSES, "distributed.env", "launch.start_timeout_s"])
+_WATCHED = "launch.max_restarts launch.hang_factor launch.hang_floor_s"
+_KEPT = _block("checkpoint", but="checkpoint.enabled checkpoint.monitor checkpoint.mode")
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #5d110c01
 _OF_DILOCO = (
-    (("distributed.timeout_s",), lambda c, world: world == 1, "one process trains"),
+    ("distributed.timeout_s", lambda c, n: n == 1, "one process trains"),
+    ("trainer.max_steps trainer.max_epochs", lambda c, n: _by_rounds(c), "diloco.loops sets the length, in rounds"),
     (
-        ("trainer.max_steps", "trainer.max_epochs"),
-        lambda c, world: _by_rounds(c),
-        "diloco.loops sets the length, in rounds of diloco.max_steps",
-    ),
-    (
-        ("diloco.overlap_steps", "diloco.mixing"),
-        lambda c, world: is_diloco(c) and c.diloco.fragments == 1,
+        "diloco.overlap_steps diloco.mixing",
+        lambda c, n: is_diloco(c) and c.diloco.fragments == 1,
         "it needs diloco.fragments above 1",
     ),
+    ("diloco.compression", lambda c, n: is_diloco(c) and n == c.diloco.shards, "a single worker exchanges nothing"),
     (
-        ("diloco.compression",),
-        lambda c, world: is_diloco(c) and world == c.diloco.shards,
-        "a single worker exchanges nothing",
-    ),
-    (
-        ("diloco.outer_momentum",),
-        lambda c, world: is_diloco(c) and c.diloco.outer_opt.rpartition(".")[2].lower() not in ("sgd", "rmsprop"),
+        "diloco.outer_momentum",
+        lambda c, n: is_diloco(c) and c.diloco.outer_opt.rpartition(".")[2].lower() not in ("sgd", "rmsprop"),
         "only the outer optimizers SGD and RMSprop use it",
     ),
 )
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #23a2fc04
-_RULES = (  # settings, condition in a run of `world` processes, reason
-    ((*_PROCESSES, "launch.start_timeout_s"), lambda c, world: world == 1, "one process trains"),
-    (("distributed.strategy",), lambda c, world: world == 1 and not is_diloco(c), "one process trains"),
-    (_block("diloco"), lambda c, world: not is_diloco(c), "only distributed.strategy=diloco has it"),
+_RULES = (  # settings, condition in a run of `n` processes, reason
+    (_ALONE, lambda c, n: n == 1, "one process trains"),
+    ("distributed.strategy", lambda c, n: n == 1 and not is_diloco(c), "one process trains"),
+    (_block("diloco"), lambda c, n: not is_diloco(c), "only distributed.strategy=diloco has it"),
     *_OF_DILOCO,
     (
-        ("distributed.node_rank", "distributed.rdzv_endpoint"),
-        lambda c, world: world == 1 or c.distributed.num_nodes == 1,
+        "distributed.node_rank distributed.rdzv_endpoint",
+        lambda c, n: n == 1 or c.distributed.num_nodes == 1,
         "one machine trains",
     ),
-    (("launch.mode",), lambda c, world: world == 1 and c.launch.mode != "inline", "one process needs no launcher"),
-    (_WATCHED, lambda c, world: c.launch.mode == "inline", "launch.mode=inline has no supervisor"),
-    (("scheduler.power",), lambda c, world: c.scheduler.name != "polynomial", "only scheduler.name=polynomial has it"),
+    ("launch.mode", lambda c, n: n == 1 and c.launch.mode != "inline", "one process needs no launcher"),
+    (_WATCHED, lambda c, n: c.launch.mode == "inline", "launch.mode=inline has no supervisor"),
+    ("scheduler.power", lambda c, n: c.scheduler.name != "polynomial", "only scheduler.name=polynomial has it"),
     (
-        ("scheduler.peak_at",),
-        lambda c, world: c.scheduler.name != "one_cycle" or _warms_up(c),
+        "scheduler.peak_at",
+        lambda c, n: c.scheduler.name != "one_cycle" or _warms_up(c),
         "only scheduler.name=one_cycle without a warm-up uses it",
     ),
     (
-        ("scheduler.final_lr_fraction",),
-        lambda c, world: c.scheduler.name == "constant",
+        "scheduler.final_lr_fraction",
+        lambda c, n: c.scheduler.name == "constant",
         "scheduler.name=constant keeps the rate",
     ),
     (
-        ("early_stopping.patience", "early_stopping.min_delta"),
-        lambda c, world: not c.early_stopping.enabled,
+        "early_stopping.patience early_stopping.min_delta",
+        lambda c, n: not c.early_stopping.enabled,
         "early_stopping.enabled is false",
     ),
-    (_KEPT, lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
+    (f"{_KEPT} training.average", lambda c, n: not c.checkpoint.enabled, "checkpoint.enabled is false"),
     (
-        ("dataloader.prefetch_factor", "dataloader.persistent_workers"),
-        lambda c, world: c.dataloader.num_workers == 0,
+        "dataloader.prefetch_factor dataloader.persistent_workers",
+        lambda c, n: c.dataloader.num_workers == 0,
         "there are no workers",
     ),
     (
-        ("eval.gradient_accumulation_steps", "test.gradient_accumulation_steps"),
-        lambda c, world: True,
+        "eval.gradient_accumulation_steps test.gradient_accumulation_steps",
+        lambda c, n: True,
         "gradients are not accumulated in evaluation; it counts as 1",
     ),
     (
-        ("trainer.max_epochs",),
-        lambda c, world: c.trainer.max_steps is not None and not _by_rounds(c),
+        "trainer.max_epochs",
+        lambda c, n: c.trainer.max_steps is not None and not _by_rounds(c),
         "trainer.max_steps is the total",
     ),
-    (("distributed.world_size",), lambda c, world: c.distributed.enabled is False, "distributed.enabled is false"),
+    ("distributed.world_size", lambda c, n: c.distributed.enabled is False, "distributed.enabled is false"),
     (
-        ("tracking.project", "tracking.mode"),
-        lambda c, world: set(c.tracking.names) <= {"csv"},
+        "tracking.project tracking.mode",
+        lambda c, n: set(c.tracking.names) <= {"csv"},
         "csv, the only tracker of tracking.names, does not use it",
     ),
     (
-        ("trainer.gradient_clip_algorithm",),
-        lambda c, world: c.trainer.gradient_clip_val is None,
+        "trainer.gradient_clip_algorithm",
+        lambda c, n: c.trainer.gradient_clip_val is None,
         "trainer.gradient_clip_val is null",
     ),
     (
-        ("training.max_rollbacks", "training.rollback_lr_factor"),
-        lambda c, world: c.training.nan_policy != "rollback",
+        "training.max_rollbacks training.rollback_lr_factor",
+        lambda c, n: c.training.nan_policy != "rollback",
         "only training.nan_policy=rollback has it",
     ),
-    (("training.ema_buffers",), lambda c, world: c.training.ema_decay is None, "training.ema_decay is null"),
-    (("training.average",), lambda c, world: not c.checkpoint.enabled, "checkpoint.enabled is false"),
-    (("watchdog.since",), lambda c, world: c.watchdog.limit is None, "watchdog.limit is null"),
+    ("training.ema_buffers", lambda c, n: c.training.ema_decay is None, "training.ema_decay is null"),
+    ("watchdog.since", lambda c, n: c.watchdog.limit is None, "watchdog.limit is null"),
 )
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #23a2fc05
 _OWN = "unless it reads them itself"
+_VALIDATED = f"{_block('early_stopping')} checkpoint.monitor checkpoint.mode trainer.check_val_every_n_epoch"
+_VALIDATED += " trainer.check_val_every_n_steps trainer.val_check_interval data.eval_batch_size limits.max_val_batches"
 _FACTS = (  # settings, fact, reason
     (_block("dataloader"), ("resident", True), "the samples are held as tensors"),
     (_block("optimizer"), ("own_optimizer", True), f"the task makes its own optimizer, {_OWN}"),
     (
-        ("watchdog.plan",),
+        "watchdog.plan",
         ("own_scheduler", True),
         "the task's own scheduler cannot be replanned; the run is stopped in time",
     ),
     (
-        tuple(key for key in _block("scheduler") if key != "scheduler.interval"),
+        _block("scheduler", but="scheduler.interval"),
         ("own_scheduler", True),
         f"the task makes its own scheduler, {_OWN}",
     ),
-    (("data.shuffle",), ("own_sampler", True), "the task's own sampler sets the order"),
-    (("scheduler.interval",), ("own_scheduler", False), "a built-in schedule moves with every optimizer step"),
-    (
-        (
-            *_block("early_stopping"),
-            "checkpoint.monitor",
-            "checkpoint.mode",
-            "trainer.check_val_every_n_epoch",
-            "trainer.check_val_every_n_steps",
-            "trainer.val_check_interval",
-            "data.eval_batch_size",
-            "limits.max_val_batches",
-        ),
-        ("has_valid", False),
-        "the task has no validation data",
-    ),
+    ("data.shuffle", ("own_sampler", True), "the task's own sampler sets the order"),
+    ("scheduler.interval", ("own_scheduler", False), "a built-in schedule moves with every optimizer step"),
+    (_VALIDATED, ("has_valid", False), "the task has no validation data"),
 )
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #e29acdf5
-def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]:
-    """Return explicitly set keys, and with `by_value` those that differ from a default, as they are typed."""
+def _changed(config: Config, keys: str, by_value: bool) -> list[str]:
     changed = []
-    for key in keys:
+    for key in keys.split():
         value, default = get(config, key), settings()[key].default
         filled = config.typed is None and default == "auto"  # possibly by env/
         if key in (config.typed or ()) or (by_value and value != default and not filled):
@@ -270,13 +236,10 @@ def _changed(config: Config, keys: tuple[str, ...], by_value: bool) -> list[str]
 
 
 def ignored_settings(config: Config, world_size: int = 1, facts: dict[str, bool] | None = None) -> list[str]:
-    """Return a sentence for each reason why settings of `config` have no effect.
+    """Return a sentence for each reason why settings of `config` have no effect with `world_size` processes.
 
-    Args:
-        config: settings of the run.
-        world_size: number of processes.
-        facts: has_valid, resident, own_optimizer, own_scheduler, own_sampler, any may be missing. If given, only
-            these reasons and explicit settings are reported, because a profile serves many tasks.
+    `facts`: has_valid, resident, own_optimizer, own_scheduler, own_sampler. If given, only these reasons and typed
+    settings are reported, because a profile serves many tasks.
     """
     if facts is None:
         reasons = [(_changed(config, keys, True), why) for keys, applies, why in _RULES if applies(config, world_size)]

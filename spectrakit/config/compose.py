@@ -27,7 +27,6 @@ from typing import Any, ClassVar, cast
 
 from spectrakit.config.aliases import (
     ALIASES,
-    OPEN,
     Overrides,
     canonical_interpolations,
     flat,
@@ -49,7 +48,7 @@ from spectrakit.config.profile_files import (
     profiles,
     read_text,
 )
-from .schema import Config, get, non_default_settings, settings, to_dict, was_asked_for
+from .schema import OPEN, Config, get, non_default_settings, settings, to_dict, was_asked_for
 from .validation import Setting, accepted_values, shown, suggestion
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import checked_path
@@ -58,7 +57,6 @@ from ..system.signals import interrupt_says
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc02
 def _spellings(pairs: Iterable[tuple[str, Any]], words: dict[str, str]) -> dict[str, str]:
-    """Return `words` updated with the pairs typed under an alias, by canonical key."""
     for key, value in pairs:
         if key in ALIASES:
             words = {**words, ALIASES[key]: f"{key}={shown(value)}"}
@@ -68,7 +66,6 @@ def _spellings(pairs: Iterable[tuple[str, Any]], words: dict[str, str]) -> dict[
 
 
 def _in_user_words(error: RequestError, words: dict[str, str]) -> RequestError:
-    """Return `error` with the spelling that was typed instead of the canonical key."""
     for key, typed in words.items():
         start = re.match(re.escape(key) + r"=.*?( is (?:not possible|out of range):)", str(error))
         if start:
@@ -92,7 +89,6 @@ def _keys(pairs: Iterable[tuple[str, Any]]) -> set[str]:
 
 
 def _recorded(config: Config, typed: Iterable[str]) -> Config:
-    """Return `config` with a record of the explicitly set settings."""
     return dataclasses.replace(config, typed=sorted(typed))
 
 # %% ../../nbs/05_config/04_compose.ipynb #68bb63c0
@@ -107,7 +103,6 @@ def _overlay(beneath: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/05_config/04_compose.ipynb #61fdcc0c
 def _writable(node: Any) -> Any:
-    """Make the nodes of frozen dataclasses writable for the merge."""
     from omegaconf import DictConfig, OmegaConf
 
     OmegaConf.set_readonly(node, False)
@@ -126,7 +121,6 @@ def _pickled_schema() -> bytes:
 
 # %% ../../nbs/05_config/04_compose.ipynb #b42c0c66
 def _is_plain(value: Any) -> bool:
-    """Check whether OmegaConf would return `value` unchanged."""
     if isinstance(value, str):
         return "$" not in value and value != "???"
     if type(value) is dict:
@@ -135,7 +129,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_whole(spec: Setting, value: Any) -> bool:
-    """Check whether `value` already has the type of the setting."""
     kinds = typing.get_args(spec.type) if typing.get_origin(spec.type) is not dict else (dict,)
     kinds = kinds or (spec.type,)
     return _is_plain(value) and (Any in kinds or type(value) in kinds)
@@ -195,7 +188,6 @@ def _merged_at_once(given: dict[str, Any]) -> Config | None:
 
 # %% ../../nbs/05_config/04_compose.ipynb #08a4eec8
 def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) -> RequestError:
-    """Return OmegaConf's error about the setting `key`, reworded."""
     from omegaconf.errors import InterpolationResolutionError
 
     known, given, problem = settings(), words.get(key, f"{key}={shown(value)}"), str(error).splitlines()[0].rstrip(".")
@@ -246,27 +238,16 @@ def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict
 
 # %% ../../nbs/05_config/04_compose.ipynb #0935e080
 def override(config: Config, *overrides: str) -> Config:
-    """Return a copy of a Config with some settings changed.
-
-    Args:
-        config: the Config to copy.
-        *overrides: settings such as 'optimizer.lr=3e-4'.
-
-    Raises:
-        RequestError: if an override is not valid.
-    """
+    """Return a copy of `config` with overrides such as 'optimizer.lr=3e-4'; raise RequestError for an invalid one."""
     _check_config(config)
     pairs = parse_overrides(overrides, groups={}).pairs
     return _recorded(_build(dict(flat(to_dict(config))), pairs), {*(config.typed or ()), *_keys(pairs)})
 
 # %% ../../nbs/05_config/04_compose.ipynb #7c5f400e
 def _check_lies_inside(profile: str) -> None:
-    """Raise RequestError if group/name of a `defaults:` list leads out of the profile folders."""
     if "\\" in profile or ":" in profile or profile.startswith(("/", "~")) or ".." in profile.split("/"):
-        raise RequestError(
-            f"A list `defaults:` names {profile!r}, which lies outside the folders of profiles. "
-            "Put that profile beside the others, into a folder of its group."
-        )
+        mend = "Put that profile beside the others, into a folder of its group."
+        raise RequestError(f"A list `defaults:` names {profile!r}, which lies outside the folders of profiles. {mend}")
 
 # %% ../../nbs/05_config/04_compose.ipynb #4ebf0365
 def _profile_file(folder: str, name: str) -> Path:
@@ -286,9 +267,9 @@ class _Read:
 
 
 def _read_profile(file: Path, group: str) -> list[_Read]:
-    """Return the profile `file` of `group`, and the files of the same name in later profile folders below it.
+    """Return the profile `file` and the files of that name in later folders, which it overrides.
 
-    Each file overrides the next one, ours being last; a file with its own `defaults:` list ends the chain.
+    A file with a `defaults:` list ends the chain.
     """
     same = [folder / group / file.name for folder in profile_folders()]
     beneath = same[same.index(file) + 1 :] if file in same else same
@@ -305,7 +286,6 @@ def _read_profile(file: Path, group: str) -> list[_Read]:
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc03
 @functools.cache
 def _profile_source() -> Any:
-    """Return the class that reads profile folders for Hydra, registered with Hydra."""
     from hydra._internal.sources_registry import SourcesRegistry
     from hydra.core.plugins import Plugins
     from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -346,7 +326,6 @@ _hydra_lock = threading.RLock()
 
 @contextlib.contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Run a block with a fresh Hydra, then restore the state that a notebook may have."""
     from hydra import initialize
     from hydra.core.global_hydra import GlobalHydra
 
@@ -362,7 +341,6 @@ def _own_hydra() -> Iterator[None]:
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc05
 def _search_path(file: Path) -> str:
-    """Return Hydra's override for the search path: profile folders, and the folder of the user's `file`."""
     folders = [] if file.parent == package_profiles() else [file.parent]
     quoted = (str(folder).replace("\\", "\\\\").replace("'", "\\'") for folder in folders + profile_folders())
     return "hydra.searchpath=[" + ",".join(f"'spectrakit://{folder}'" for folder in quoted) + "]"
@@ -394,7 +372,6 @@ def _missing_profile(error: Any) -> RequestError:
 
 
 def _composition_error(error: Exception, words: list[str], file: Path) -> RequestError:
-    """Return Hydra's error about the profiles `words`, or about the profiles of `file`, reworded."""
     from hydra.errors import MissingConfigException
 
     if isinstance(error, MissingConfigException):
@@ -418,9 +395,9 @@ class _Layer:
 
 # %% ../../nbs/05_config/04_compose.ipynb #92e1d603
 def _in_order(chain: list[Any], chosen: dict[str, str | None], ours: bool = False) -> list[Any]:
-    """Return the entries of Hydra's list, bottom first: accumulation policies above profiles, chosen ones on top.
+    """Return entries, bottom first: accumulation policies above profiles, chosen ones on top.
 
-    `ours`: whether the list is the package's own; a trainer profile then overrides its policy.
+    `ours`: the list is the package's own; a trainer profile then overrides its policy.
     """
     trainers = [i for i, entry in enumerate(chain) if entry.config_path.startswith("trainer/")]
     own_is_last = bool(trainers) and chain.index(next(e for e in chain if e.primary)) > trainers[-1]
@@ -466,7 +443,6 @@ class _Entry:
 
 
 def _own_settings(tree: dict) -> dict:
-    """Return the settings of the composed file itself."""
     return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
 
 
@@ -486,7 +462,6 @@ def _layers_of(chain: list[Any], files: dict[str, list[_Read]], chosen: dict[str
 
 
 def _names_of(choices: Any) -> dict[str, str]:
-    """Return the names of the trainer and env profile, as a Config records them."""
     return {"profile": choices.get("trainer") or "none", "env": choices.get("env") or "auto"}
 
 # %% ../../nbs/05_config/04_compose.ipynb #6638acb6
@@ -583,9 +558,9 @@ _composed: dict[str, tuple[list[_Layer], dict[str, str]]] = {}
 
 
 def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> tuple[list[_Layer], dict[str, str]]:
-    """Return the layers of `file` with the chosen profiles, bottom first, and the names of trainer and env profile.
+    """Return the layers of `file` with `chosen` profiles, bottom first, and the names of trainer and env profile.
 
-    RequestError if they cannot be composed. Hydra takes 50 ms, so results for the package's own profiles are cached.
+    Hydra takes 50 ms, so results for the package's own profiles are cached.
     """
     if (plainly := _compose_plainly(file, tree, chosen)) is not None:
         return plainly
@@ -654,9 +629,9 @@ def _from_profiles(file: Path, asked: Overrides) -> Config:
 
 
 def profile_settings(name: str, group: str, beneath: Config | None = None) -> dict[str, Any]:
-    """Return the settings that a profile and its parents set, by canonical key.
+    """Return the settings of a profile and its parents, by key; `beneath`: settings for its `${…}`.
 
-    `beneath`: settings that its `${…}` may refer to (default: the schema's). RequestError if the profile is not valid.
+    Raise RequestError if the profile is invalid.
     """
     layers, _ = _compose_profiles(_train_file(), {"defaults": [{group: name}]}, {})
     under = [_Layer(package_profiles(), to_dict(beneath))] if beneath and "${" in str(layers) else []
@@ -704,11 +679,10 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
 
     Args:
         *overrides: profiles (`trainer=kaggle_safe`) and values (`trainer.max_epochs=3`).
-        config: YAML file to start from, such as a run's config.yaml; with a `defaults:` list it composes profiles
-            (default: a train.yaml with such a list in the current folder, else the package's own).
+        config: YAML file to start from, such as a run's config.yaml (default: train.yaml here, else the package's).
 
     Raises:
-        RequestError: if a word, file or value is not valid; it names the nearest valid one.
+        RequestError: if a word, file or value is invalid; it names the nearest valid one.
     """
     groups = profiles()
     asked = parse_overrides(overrides, groups, other_ending)
@@ -725,16 +699,12 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
     if "defaults" in tree:
         return _from_profiles(file.resolve(), asked)
     if not tree:
-        raise RequestError(
-            f"{place(file)} contains no settings: it is empty or truncated. "
-            "Copy it again, or write lines such as 'seed: 1'."
-        )
+        mend = "Copy it again, or write lines such as 'seed: 1'."
+        raise RequestError(f"{place(file)} contains no settings: it is empty or truncated. {mend}")
     if asked.groups:
         group, name = next(iter(asked.groups.items()))
-        raise RequestError(
-            f"{group}={name} would replace the settings of {file.name}. "
-            "Remove it, or override single keys, such as trainer.max_epochs=3."
-        )
+        mend = "Remove it, or override single keys, such as trainer.max_epochs=3."
+        raise RequestError(f"{group}={name} would replace the settings of {file.name}. {mend}")
     return _from_layers([_Layer(file, tree, _by_profiles(text))], asked, {})
 
 # %% ../../nbs/05_config/04_compose.ipynb #012ef235
@@ -764,12 +734,9 @@ def sha256(config: Config) -> str:
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ as key → (value in a, value in b); None if an open block lacks the key.
+    """Return differing settings as key → (value in `a`, value in `b`), None if missing.
 
-    Secrets are masked, and a difference between two secrets is not reported, because snapshots do not contain them.
-
-    Args:
-        a, b: The two configurations.
+    Secrets are masked; a difference between two secrets is not reported.
     """
     for config in (a, b):
         _check_config(config)
@@ -794,7 +761,6 @@ def _withhold(config: Config) -> dict:
 
 
 def _given_back(tree: dict, text: str) -> dict:
-    """Return the settings of a snapshot with the secrets that this process withheld."""
     stamp = re.search(rf"^{_SHA256}([0-9a-f]{{64}})$", text, re.M) if _withheld else None
     own = {key: value for (digest, key), value in _withheld.items() if stamp and digest == stamp[1]}
     for key, value in own.items():
@@ -815,17 +781,13 @@ def _set_by_profiles(config: Config) -> str:
 
 
 def _by_profiles(text: str) -> dict[str, str]:
-    """Return the settings in the line of `_set_by_profiles` in a snapshot, by key."""
     line = re.search(rf"^{_PROFILES}(.*)$", text, re.M) if text.startswith(_SNAPSHOT) else None
     pairs = (pair.partition("=") for pair in line[1].split("; ")) if line else ()
     return {key: value for key, _, value in pairs if key in settings()}
 
 # %% ../../nbs/05_config/04_compose.ipynb #405255b7
 def snapshot(config: Config) -> str:
-    """Return the settings as YAML text with the command that repeats the run and an end marker.
-
-    Secrets are masked; only `compose` in this process can restore them from the file.
-    """
+    """Return the settings as YAML with the command that repeats the run; only this process can restore secrets."""
     import yaml
 
     name = config.task.get("name") or "TASK"
@@ -839,12 +801,9 @@ def snapshot(config: Config) -> str:
 
 
 def _check_whole(text: str, file: Path) -> None:
-    """Raise RequestError if `text` begins as a snapshot but lacks the end marker."""
     if text.startswith(_SNAPSHOT) and text.rstrip().rpartition("\n")[2] != _WHOLE:
-        raise RequestError(
-            f"{place(file)} is truncated: this snapshot of a run lacks its last line '{_WHOLE}'. "
-            "Copy it again, or remove its first line if you shortened it on purpose."
-        )
+        mend = "Copy it again, or remove its first line if you shortened it on purpose."
+        raise RequestError(f"{place(file)} is truncated: this snapshot of a run lacks its last line '{_WHOLE}'. {mend}")
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc09
 def describe(config: Config, only: set[str] | None = None) -> str:
@@ -866,10 +825,7 @@ def describe(config: Config, only: set[str] | None = None) -> str:
 
 # %% ../../nbs/05_config/04_compose.ipynb #cdc8ff9a
 def with_profile(config: Config, name: str, group: str) -> Config:
-    """Return `config` with the settings of a profile for all that neither a profile nor a person has changed.
-
-    Without a file of this name `config` is returned unchanged. RequestError if the profile is not valid.
-    """
+    """Return `config` with the profile's settings for all that are unchanged; as it is without such a file."""
     if not any((folder / group / f"{name}.yaml").is_file() for folder in profile_folders()):
         return config
     usual, typed = compose(), config.typed or ()

@@ -28,13 +28,10 @@ BATCH_SETTINGS = (
 # %% ../../nbs/05_config/06_effective_batch.ipynb #23a2fc01
 @dataclass(frozen=True)
 class BatchPlan:
-    """Division of an epoch into optimizer steps.
+    """Division of an epoch of `samples` into optimizer steps.
 
-    Args:
-        samples, micro_batch_size: training samples in the epoch, and in one forward pass on one device.
-        gradient_accumulation_steps, world_size: micro batches in one step per process; processes that share it.
-        drop_last, max_batches: drop a short last step; limit for micro batches per epoch and process (default: none).
-        reason: origin of the sizes, in words.
+    `drop_last`: drop a short last step; `max_batches`: limit for micro batches per epoch and process; `reason`: origin
+    of the sizes.
     """
 
     samples: int
@@ -77,12 +74,7 @@ BATCH_WORDS = {
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #65145ddb
 def batch_facts(plan: BatchPlan, lr: float) -> dict[str, float]:
-    """Return the sizes of `plan` and the effective learning rate, by their names in the log.
-
-    `lr`: learning rate of the optimizer. The effective rate is lr × K × W, the linear scaling rule relative to one
-    micro
-    batch per step.
-    """
+    """Return the sizes of `plan` and the effective rate, lr × K × W (linear scaling), by their names in the log."""
     sizes = {log: getattr(plan, log) for log, _ in list(BATCH_WORDS.values())[:4]}
     return {**sizes, "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size}
 
@@ -106,14 +98,7 @@ def _plan_text(plan: BatchPlan) -> str:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #75c8f100
 def rank_share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first position and the number of samples that `rank` reads of the samples `start` to `stop`
-    (exclusive).
-
-    Args:
-        start, stop: range of the samples in the epoch's order.
-        rank: process, from 0.
-        world_size: number of processes.
-    """
+    """Return the first position and number of samples of `rank` among `start` to `stop` (exclusive) on `world_size`."""
     each, more = divmod(stop - start, world_size)
     return start + rank * each + min(rank, more), each + (rank < more)
 
@@ -126,7 +111,6 @@ def _missing_processes(config: Config, world_size: int) -> int:
 
 
 def _nearest(number: int, unit: int) -> str:
-    """Return the multiples of `unit` next to `number`, in words."""
     below = number // unit * unit
     return f"{below} or {below + unit}" if below else str(unit)
 
@@ -169,7 +153,6 @@ _SIZE, _STEPS = "data.micro_batch_size", "training.gradient_accumulation_steps"
 
 
 def _given_parts(config: Config, world_size: int) -> tuple[int, int, str]:
-    """Return micro batch, accumulation and the reason, from the settings or derived from data.global_batch_size."""
     size, steps, whole = get(config, _SIZE), get(config, _STEPS), config.data.global_batch_size
     missing = _missing_processes(config, world_size)
     if whole is None:
@@ -177,10 +160,8 @@ def _given_parts(config: Config, world_size: int) -> tuple[int, int, str]:
     has_size = was_asked_for(config, _SIZE) and not config.data.find_micro_batch_size
     has_steps = was_asked_for(config, _STEPS)
     if whole % world_size:
-        raise RequestError(
-            f"data.global_batch_size={whole} is not divisible by {world_size} processes. "
-            f"Nearest: {_nearest(whole, world_size)}."
-        )
+        mend = f"Nearest: {_nearest(whole, world_size)}."
+        raise RequestError(f"data.global_batch_size={whole} is not divisible by {world_size} processes. {mend}")
     if has_size and has_steps:
         _check_product(whole, size, steps * missing, world_size)
         return size, steps * missing, ""
@@ -192,11 +173,7 @@ def _given_parts(config: Config, world_size: int) -> tuple[int, int, str]:
         size = next(n for n in range(min(size, share), 0, -1) if share % n == 0)
     steps = _quotient(_STEPS, whole, (_SIZE, size), world_size)
     also = "" if has_size else f"data.micro_batch_size={size} and "
-    return (
-        size,
-        steps,
-        f"{also}{_STEPS}={steps}: derived from data.global_batch_size={whole}",
-    )
+    return (size, steps, f"{also}{_STEPS}={steps}: derived from data.global_batch_size={whole}")
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #3be5f683
 _SMALL = 2  # samples of the first micro batch of the search
@@ -221,20 +198,16 @@ def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #23a2fc02
 def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan:
-    """Return the plan for `samples` training samples on `world_size` processes.
+    """Return the plan for `samples` training samples; fewer processes than asked for accumulate more.
 
-    If fewer processes run than `distributed.world_size` requests, accumulation keeps the effective batch.
-    RequestError if the
-    data set is empty or smaller than a micro batch, or if the settings contradict each other.
+    Raise RequestError for contradicting settings or too few samples.
     """
     size, steps, reason = batch_parts(config, world_size)
     missing, limit = _missing_processes(config, world_size), config.limits.max_train_batches
     limit = limit and limit * missing
     if samples == 0:
-        raise TaskError(
-            "The training data set has no samples. Check the return value of the task's `datasets`, and "
-            "limits.train_frac."
-        )
+        mend = "Check the return value of the task's `datasets`, and limits.train_frac."
+        raise TaskError(f"The training data set has no samples. {mend}")
     if size > samples:
         raise RequestError(
             f"data.micro_batch_size={size} is larger than the training data set of {samples} samples. "
@@ -266,10 +239,7 @@ def smaller_micro_batches(plan: BatchPlan) -> BatchPlan | None:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #21d368ba
 def shared_by(config: Config, world_size: int) -> Config | None:
-    """Return `config` for `world_size` processes with the same samples per step; None if they do not divide.
-
-    The number of processes before is distributed.world_size, or 1 with 'auto'. data.global_batch_size stays.
-    """
+    """Return `config` for `world_size` processes with the same samples per step; None if they do not divide."""
     asked = config.distributed.world_size if isinstance(config.distributed.world_size, int) else 1
     shared = replace(config, distributed=replace(config.distributed, world_size=world_size))
     steps, size = asked * config.training.gradient_accumulation_steps, config.data.micro_batch_size

@@ -11,19 +11,10 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
+from . import effective_batch
 from .auto_settings import ignored_settings
 from .compose import profile_settings
-from spectrakit.config.effective_batch import (
-    BATCH_SETTINGS,
-    BATCH_WORDS,
-    BatchPlan,
-    batch_facts,
-    batch_notes,
-    batch_rows,
-    few_steps,
-    plan_batches,
-    total_steps,
-)
+from .effective_batch import BatchPlan, plan_batches
 from .learning_rate_schedule import scaled_lr, warmup_length
 from .schema import Config, get, is_diloco, settings, step_limit
 from .setting_help import SettingHelp, setting_help
@@ -43,7 +34,6 @@ def _sets(group: str, name: str) -> dict[str, Any]:
 
 
 def _policy(config: Config, key: str) -> str:
-    """Return the source of the accumulation: the trainer profile, or a policy."""
     value, name = get(config, key), str(config.profile)
     usual = profile_settings("train", "local/accumulate_grad_batches")[key]
     if name != "none" and _sets("trainer", name).get(key) == value:
@@ -54,7 +44,6 @@ def _policy(config: Config, key: str) -> str:
 
 
 def _source(config: Config, key: str) -> str:
-    """Return the source of a setting's value, in words."""
     if key in (config.typed or ()):
         return f"{key}, as asked for"
     if key == "training.gradient_accumulation_steps":
@@ -66,9 +55,12 @@ def _source(config: Config, key: str) -> str:
 
 # %% ../../nbs/05_config/10_explain.ipynb #cdbfd29b
 def _batch_rows(config: Config, plan: BatchPlan) -> list[Row]:
-    """Return the rows of B, K, W and their product."""
     rows = []
-    for (what, number), key in zip(batch_rows(batch_facts(plan, 0.0))[:3], BATCH_SETTINGS, strict=False):
+    for (what, number), key in zip(
+        effective_batch.batch_rows(effective_batch.batch_facts(plan, 0.0))[:3],
+        effective_batch.BATCH_SETTINGS,
+        strict=False,
+    ):
         value = get(config, key)
         why = _source(config, key) if value == number else "one for each device" if value == "auto" else "worked out"
         rows.append((what, str(number), why))
@@ -77,8 +69,7 @@ def _batch_rows(config: Config, plan: BatchPlan) -> list[Row]:
 
 # %% ../../nbs/05_config/10_explain.ipynb #e4d1f71c
 def _warmup_row(config: Config, plan: BatchPlan) -> Row:
-    """Return the row of the warm-up."""
-    steps = warmup_length(config.scheduler, plan.steps_per_epoch, total_steps(config, plan))
+    steps = warmup_length(config.scheduler, plan.steps_per_epoch, effective_batch.total_steps(config, plan))
     if not steps:
         return ("warm-up", "none", "set scheduler.warmup_epochs, warmup_ratio or warmup_steps for one")
     name = next(n for n in ("warmup_steps", "warmup_epochs", "warmup_ratio") if getattr(config.scheduler, n))
@@ -94,8 +85,7 @@ def _warmup_row(config: Config, plan: BatchPlan) -> Row:
 
 
 def _step_rows(config: Config, plan: BatchPlan) -> list[Row]:
-    """Return the rows of the steps of an epoch and of the run."""
-    total, c = total_steps(config, plan), config
+    total, c = effective_batch.total_steps(config, plan), config
     by_rounds = is_diloco(c) and c.diloco.loops is not None
     length = f"trainer.max_epochs={c.trainer.max_epochs}" if step_limit(c) is None else "trainer.max_steps"
     length = f"diloco.loops={c.diloco.loops} rounds of {c.diloco.max_steps}" if by_rounds else length
@@ -138,7 +128,6 @@ class Explanation:
 
 # %% ../../nbs/05_config/10_explain.ipynb #227952f2
 def _processes(config: Config) -> int:
-    """Return the expected number of processes, by settings and this machine."""
     asked = config.distributed.world_size
     if config.distributed.enabled is False:
         return 1
@@ -156,8 +145,8 @@ def explain(
 
     Args:
         config: settings of the run; the name of a setting, such as "optimizer.lr", is described itself.
-        samples: number of training samples (default: unknown, without rows on epochs).
-        world_size: number of processes (default: by the settings, or the GPUs of this machine).
+        samples: training samples (default: unknown, no rows on epochs).
+        world_size: processes (default: by the settings, or the GPUs here).
 
     Raises:
         RequestError: if the parts of the batch contradict each other.
@@ -179,14 +168,14 @@ def explain(
         f"{config.optimizer.lr * factor:.4g}",
         why or f"{_source(config, 'optimizer.lr')}, not scaled",
     )
-    effective = batch_facts(plan, config.optimizer.lr * factor)["effective_lr"]
+    effective = effective_batch.batch_facts(plan, config.optimizer.lr * factor)["effective_lr"]
     rate_eff = (
-        BATCH_WORDS["lr_eff"][1],
+        effective_batch.BATCH_WORDS["lr_eff"][1],
         f"{effective:.4g}",
         "learning rate × K × W: relative to one micro batch per step",
     )
     unknown = ("steps per epoch", "?", "give the number of samples: explain(config, samples=10000)")
     steps = _step_rows(config, plan) if samples else [unknown]
-    few = few_steps(config, total_steps(config, plan), plan.steps_per_epoch)
-    notes = (*batch_notes(config, plan), *filter(None, [few]), *ignored_settings(config, world_size))
+    few = effective_batch.few_steps(config, effective_batch.total_steps(config, plan), plan.steps_per_epoch)
+    notes = (*effective_batch.batch_notes(config, plan), *filter(None, [few]), *ignored_settings(config, world_size))
     return Explanation((*_batch_rows(config, plan), rate, rate_eff, *steps), notes)

@@ -17,16 +17,7 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #23a2fc03
 def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int, total: int) -> int:
-    """Return the number of warm-up steps.
-
-    Args:
-        scheduler: settings of the schedule.
-        steps_per_epoch: optimizer steps per epoch, for scheduler.warmup_epochs.
-        total: optimizer steps of the run, for scheduler.warmup_ratio.
-
-    Raises:
-        RequestError: if the warm-up is set in several ways.
-    """
+    """Return the warm-up in optimizer steps of a run of `total`; raise RequestError if it is set in several ways."""
     names = ("warmup_steps", "warmup_epochs", "warmup_ratio")
     ways = [f"scheduler.{name}={getattr(scheduler, name)}" for name in names if getattr(scheduler, name)]
     if len(ways) > 1:
@@ -57,16 +48,7 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #23f574a0
 def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Callable[[float], float]:
-    """Return the factor on the base learning rate as a function of the optimizer step, from 0.
-
-    Args:
-        scheduler: settings of the schedule.
-        total: optimizer steps of the run.
-        steps_per_epoch: optimizer steps per epoch.
-
-    Raises:
-        RequestError: if the warm-up is set in several ways.
-    """
+    """Return the factor on the base learning rate as a function of the optimizer step, from 0, for a run of `total`."""
     warmup, end, name = warmup_length(scheduler, steps_per_epoch, total), scheduler.final_lr_fraction, scheduler.name
     if name == "one_cycle":
         return partial(_one_cycle, max(1, warmup or round(scheduler.peak_at * total)), total, end)

@@ -15,12 +15,9 @@ from .schema import DataloaderConfig
 
 # %% ../../nbs/05_config/11_loader_workers.ipynb #d6e7805d
 def most_workers(settings: DataloaderConfig, ranks: int, on_cpu: bool) -> int:
-    """Return the largest number of workers per rank for `num_workers=auto`; 0 if the number of cores is unknown.
+    """Return the largest number of workers per rank for `num_workers=auto`; 0 if the cores are unknown.
 
-    Args:
-        settings: block `dataloader`; all ranks of a machine share its `most_workers`.
-        ranks: training processes on this machine.
-        on_cpu: whether they train on the CPU.
+    `ranks` of this machine share the limit; `on_cpu`: they train on the CPU.
     """
     if settings.num_workers != "auto" or settings.most_workers is None:
         return 0
@@ -49,13 +46,10 @@ class ReadingTimes:
 def reading_times(
     fetches: Sequence[float], waits: Sequence[float], steps: Sequence[float], start_s: float
 ) -> ReadingTimes:
-    """Return the times of a run from its first batches, all in seconds.
+    """Return times in seconds from first batches: `fetches` (reading), `waits` with one worker that reads ahead,
+    `steps`.
 
-    Args:
-        fetches: reading time of each batch.
-        waits: waiting time for each batch, with one worker that reads ahead.
-        steps: step time of each batch.
-        start_s: start of a worker.
+    `start_s`: start of a worker.
     """
     fetch_s, step_s = median(fetches), median(steps)
     reading_s = max(0.0, fetch_s - step_s)  # part of a wait: the worker still reads
@@ -81,13 +75,9 @@ def _ms(seconds: float) -> str:
 
 
 def choose_workers(times: ReadingTimes, most: int, batches: int, ahead: int = 2) -> Reading:
-    """Return the number of workers, at most `most`, and of batches that each reads ahead.
+    """Return the number of workers, at most `most`, and of batches that each reads ahead, at least `ahead`.
 
-    Args:
-        times: measured times.
-        most: largest number of workers.
-        batches: batches per epoch.
-        ahead: least number of batches read ahead (default 2).
+    `times`: measured; `batches`: per epoch.
     """
     each = [times.batch_s(workers, batches) for workers in range(most + 1)]
     least = min(each)

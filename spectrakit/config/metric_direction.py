@@ -40,32 +40,18 @@ _HIGHER = _words(
 )
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #5dfa0baa
-_PHRASES = {  # phrases with a meaning of their own
-    ("explained", "variance"): "max",
-    ("r", "squared"): "max",
-    ("c", "index"): "max",
-    ("io", "u"): "max",  # IoU
-    ("exact", "match"): "max",
-    ("average", "precision"): "max",
-    ("log", "likelihood"): "max",
-    ("true", "positive"): "max",
-    ("true", "positives"): "max",
-    ("true", "negative"): "max",
-    ("true", "negatives"): "max",
-    ("predictive", "value"): "max",
-    ("negative", "predictive", "value"): "max",
-    ("win", "rate"): "max",
-    ("success", "rate"): "max",
-    ("pass", "rate"): "max",
-    ("miss", "rate"): "min",
-    ("false", "positive"): "min",
-    ("false", "positives"): "min",
-    ("false", "negative"): "min",
-    ("false", "negatives"): "min",
-    ("false", "alarm"): "min",
-    ("cross", "entropy"): "min",
-    ("log", "loss"): "min",
-    ("mean", "rank"): "min",
+# phrases with a meaning of their own
+_BETTER = "explained variance,r squared,c index,io u,exact match,average precision,log likelihood,true positive,"
+_BETTER += (
+    "true positives,true negative,true negatives,predictive value,negative predictive value,win rate,success rate,"
+)
+_BETTER += "pass rate"
+_WORSE = "miss rate,false positive,false positives,false negative,false negatives,false alarm,cross entropy,log loss,"
+_WORSE += "mean rank"
+_PHRASES = {
+    tuple(phrase.split()): mode
+    for mode, phrases in (("max", _BETTER), ("min", _WORSE))
+    for phrase in phrases.split(",")
 }
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #628e4400
@@ -136,15 +122,9 @@ def check_metric_modes(task: str, modes: Any) -> None:
 
 
 def metric_direction(name: str, mode: str = "auto", metric_modes: Mapping[str, str] | None = None) -> Direction:
-    """Return the direction of the metric `name`.
+    """Return the direction of the metric `name`, such as `val_qwk`; raise RequestError if unknown.
 
-    Args:
-        name: name as reported, such as `val_qwk`.
-        mode: setting checkpoint.mode: min, max, or auto (default).
-        metric_modes: directions by name with or without `val_`, from the task (default: none).
-
-    Raises:
-        RequestError: if the direction is unknown.
+    `mode`: checkpoint.mode; `metric_modes`: the task's directions by name, with or without `val_`.
     """
     short, modes = name.removeprefix("val_"), metric_modes or {}
     if mode != "auto":
@@ -186,9 +166,9 @@ def _plain(name: str) -> str:
 
 
 def metric_named(name: str, kind: str | None = None) -> str:
-    """Return the built-in table's name of a metric, for checkpoint.monitor.
+    """Return the built-in table's metric for a competition's `name`, for checkpoint.monitor; RequestError if none.
 
-    `name`: the competition's name. `kind`: classes, labels or numbers (None: unknown). RequestError if there is none.
+    `kind`: classes, labels or numbers.
     """
     names = TABLE_METRICS[kind] if kind else tuple(dict.fromkeys(sum(TABLE_METRICS.values(), ())))
     others = {other: own for own in (*names, LOSS) for other in (own, *_OTHER_NAMES.get(own, ()))}
@@ -197,7 +177,5 @@ def metric_named(name: str, kind: str | None = None) -> str:
         return spelt[_plain(name)]
     nearest = did_you_mean(name, [*names, LOSS]) or did_you_mean(name, others)
     of = f" of {kind}" if kind else ""
-    raise RequestError(
-        f"There is no metric {name!r} for a table{of}. There are {', '.join((*names, LOSS))}."
-        f"{nearest} A task of your own can compute others."
-    )
+    mend = f"{nearest} A task of your own can compute others."
+    raise RequestError(f"There is no metric {name!r} for a table{of}. There are {', '.join((*names, LOSS))}.{mend}")

@@ -72,7 +72,6 @@ _MOST_VALUES = 100_000  # values of one file, aliases expanded
 
 
 def _check_aliases(text: str) -> None:
-    """Raise YAMLError if the aliases in `text` expand to too many values, or are recursive."""
     import yaml
 
     sizes: dict[int, int | None] = {}  # by node; None: being counted
@@ -144,7 +143,6 @@ def _plain_loader() -> Any:
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #e16790de
 def _is_plain_tree(value: Any) -> bool:
-    """Check whether `value` consists of mappings with text keys, lists and plain values."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain_tree(inside) for key, inside in value.items())
     if isinstance(value, list):
@@ -209,10 +207,8 @@ def profile_folders() -> list[Path]:
     users = [Path(own) for own in os.environ.get("SPECTRAKIT_PROFILES", "").split(os.pathsep) if own]
     for own in users:
         if not own.is_dir():
-            raise RequestError(
-                f"SPECTRAKIT_PROFILES={own} is not a folder. Set it to a folder of profiles, "
-                f"or to several separated by {os.pathsep!r}, or unset it."
-            )
+            mend = f"Set it to a folder of profiles, or to several separated by {os.pathsep!r}, or unset it."
+            raise RequestError(f"SPECTRAKIT_PROFILES={own} is not a folder. {mend}")
     if Path("profiles").is_dir():
         users.append(Path("profiles"))
     return [*list(dict.fromkeys(folder.resolve() for folder in users)), package_profiles()]
@@ -259,10 +255,8 @@ def profile_intent(name: str, group: str = "trainer") -> str:
     if comments is not None:
         return next((line for line in comments if not line.startswith("@package")), "")
     names = profiles().get(group, [])
-    raise RequestError(
-        f"There is no profile {name!r}. There are: {', '.join(names)}."
-        f"{other_ending(group, name) or did_you_mean(name, names)}"
-    )
+    mend = f"{other_ending(group, name) or did_you_mean(name, names)}"
+    raise RequestError(f"There is no profile {name!r}. There are: {', '.join(names)}.{mend}")
 
 
 def other_ending(group: str, name: str) -> str:

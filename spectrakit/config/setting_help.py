@@ -33,18 +33,13 @@ def profile_values() -> dict[str, dict[str, Any]]:
     return found
 
 # %% ../../nbs/05_config/09_setting_help.ipynb #5b1f3a02
-_NOT_THERE = (
-    "_modidx",
-    "config/schema",
-    "config/aliases",
-    "config/setting_help",
-)  # they name settings without using them
+# they name settings without using them
+_NOT_THERE = ("_modidx", "config/schema", "config/aliases", "config/setting_help")
 _SECOND = re.compile(r"(config/auto_settings|runs/resume_comp|lm/trainer_config|(api|picker|view|cli|cloud|pages)/)")
 
 
 @cache
 def _readers() -> dict[str, list[str]]:
-    """Return for each attribute, as `data.shuffle` and as `.shuffle`, the modules of this package that read it."""
     root = package_profiles().parent
     found: dict[str, list[str]] = {}
     for file in sorted(root.rglob("*.py")):
@@ -152,7 +147,6 @@ _UNITS = {
 
 
 def _unit(key: str, spec: Setting) -> str:
-    """Return the unit of a setting, or an empty text."""
     return next((unit for end, unit in _UNITS.items() if re.search(end, key)), "") * (spec.type is not bool)
 
 
@@ -166,7 +160,6 @@ def _type(spec: Setting, example: str) -> str:
 
 # %% ../../nbs/05_config/09_setting_help.ipynb #8da237a2
 def _example(key: str, spec: Setting, values: dict[str, Any]) -> str:
-    """Return `key=value` with a value other than the default: of a profile, a choice, else the default."""
     tried = [*values.values(), *spec.limits.get("choices", ()), *spec.limits.get("words", ())]
     tried += [not spec.default] if isinstance(spec.default, bool) else []
     value = next((value for value in tried if value not in (spec.default, None)), spec.default)
@@ -174,7 +167,6 @@ def _example(key: str, spec: Setting, values: dict[str, Any]) -> str:
 
 
 def _whole_name(name: str) -> str:
-    """Return the key of the setting `name`. RequestError if there is none, or several end with it."""
     ends = [key for key in settings() if key.rpartition(".")[2] == name]
     if len(ends) > 1 and name not in settings() and name not in ALIASES:
         raise RequestError(f"{name!r} is the end of several settings. Name one of them: {', '.join(ends)}.")
@@ -186,14 +178,7 @@ def _whole_name(name: str) -> str:
 
 
 def setting_help(name: str) -> SettingHelp:
-    """Return the description of a setting.
-
-    Args:
-        name: the setting, another name of it, or its last part if it is unique, such as `max_epochs`.
-
-    Raises:
-        RequestError: if there is no such setting; suggests the nearest one.
-    """
+    """Return the description of a setting, also by another name or a unique last part; else raise RequestError."""
     key = _whole_name(name)
     spec, values = settings()[key], profile_values().get(key, {})
     example = _example(key, spec, values)

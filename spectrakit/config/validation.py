@@ -47,12 +47,8 @@ for _dumper in (yaml.SafeDumper, yaml.Dumper):
 def setting(default: Any, help: str, **limits: Any) -> Any:
     """Return a dataclass field for a setting.
 
-    Args:
-        default: default value.
-        help: one sentence of help.
-        **limits: optional; `minimum`, `above` (exclusive), `maximum`: range of a number; `choices`: accepted values;
-            `check`: function of the value that raises ValueError; `words`: accepted words, for suggestions;
-            `of`, `example`: contents of a mapping, and one entry as it is typed.
+    `**limits`: `minimum`, `above` (exclusive), `maximum`; `choices`; `check`, which raises ValueError; `words`, for
+    suggestions; `of` and `example` of a mapping.
     """
     metadata = {"help": help, **limits}
     if isinstance(default, (dict, list)):
@@ -133,7 +129,6 @@ def has_kind(value: Any, kind: Any) -> bool:
 
 
 def _check_plain(key: str, value: Any) -> None:
-    """Raise RequestError if `value` cannot be written to a YAML file and read again."""
     if isinstance(value, dict):
         for name, inner in value.items():
             _check_plain(f"{key}.{name}", inner)
@@ -141,10 +136,8 @@ def _check_plain(key: str, value: Any) -> None:
         for inner in value:
             _check_plain(key, inner)
     elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise RequestError(
-            f"{key} is a {type(value).__name__}, which cannot be recorded. "
-            "Use text, numbers, true, false, null, or lists and mappings of them."
-        )
+        mend = "Use text, numbers, true, false, null, or lists and mappings of them."
+        raise RequestError(f"{key} is a {type(value).__name__}, which cannot be recorded. {mend}")
 
 # %% ../../nbs/05_config/00_validation.ipynb #1e23a9d3
 def check_setting(key: str, spec: Setting, value: Any) -> None:
