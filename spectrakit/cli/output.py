@@ -48,13 +48,9 @@ def terminal_width() -> int | None:
 
 
 def print_text(text: object, *, to_stderr: bool = False, status: bool = False, fold: bool = False) -> None:
-    """Print `text` without control characters that move the cursor.
+    """Print `text` without control characters that move the cursor, to standard output or `to_stderr`.
 
-    Args:
-        text: May contain names from others.
-        to_stderr: Print to standard error.
-        status: Colour words for a run's status on a terminal.
-        fold: Wrap lines to the terminal's width.
+    `status`: colour words for a run's status; `fold`: wrap lines to the terminal's width.
     """
     from spectrakit.system.errors import without_controls
 
@@ -75,7 +71,6 @@ _ROOM, _LEAST = 30, 20  # wanted and least width of the last column
 
 
 def _lines(cells: list[str], widths: list[int], room: int) -> list[str]:
-    """Return a row as lines, its last cell wrapped."""
     parts = textwrap.wrap(cells[-1], max(room, 12), break_on_hyphens=False) or [""]
     head = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=False))
     return [f"{head if n == 0 else ' ' * len(head)}{part}".rstrip() for n, part in enumerate(parts)]
@@ -100,13 +95,7 @@ def _stacked(table: list[list[str]], width: int, spare: Sequence[int]) -> list[s
 
 # %% ../../nbs/94_cli/01_output.ipynb #71259994
 def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: Sequence[int] = ()) -> str:
-    """Return rows in aligned columns, without control characters.
-
-    Args:
-        rows: Cells; the first row is the header.
-        width: Longest line in characters; the last column is wrapped. Default: no limit.
-        spare: Columns to drop, in this order; if that is not enough, cells are stacked.
-    """
+    """Return rows, header first, in aligned columns of at most `width` letters; `spare`: columns to drop, in order."""
     from spectrakit.system.errors import readable
 
     table = [[readable(cell).replace("\n", " ") for cell in row] for row in rows]
@@ -158,7 +147,6 @@ EXIT_STATUS = {"completed": 0, "early_stopped": 0, "out_of_time": 0, "interrupte
 
 
 def _read_together() -> bool:
-    """Return whether standard output and error go to the same terminal or file."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):

@@ -32,14 +32,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, action="store_true", help=text)
 
     def option(self, name: str, metavar: str, text: str, *, repeated: bool = False, **more: Any) -> None:
-        """Add an option or a word.
+        """Add an option `--name` or a word `name`; `metavar`: its value, `text`: its help, `repeated`: collect a list.
 
-        Args:
-            name: `--name`, or `name` for a word.
-            metavar: Its value in the help.
-            text: Its help.
-            repeated: Collect several values in a list.
-            **more: Further arguments of `add_argument`.
+        `more`: for `add_argument`.
         """
         more |= {"action": "append", "default": []} if repeated else {}
         self.add_argument(name, metavar=metavar, help=text, **more)
@@ -74,20 +69,14 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
         if is_known(word):
             raise RequestError(f"{word!r} is a setting without a value. Write key=value: {word}=….")
     if len(tasks) > 1:
-        raise RequestError(
-            f"{' and '.join(tasks)} name {'two' if len(tasks) == 2 else len(tasks)} tasks. Keep one of "
-            "them; write settings as key=value."
-        )
+        mend = "Keep one of them; write settings as key=value."
+        raise RequestError(f"{' and '.join(tasks)} name {'two' if len(tasks) == 2 else len(tasks)} tasks. {mend}")
     return tasks[0] if tasks else None, [word for word in words if word not in tasks]
 
 # %% ../../nbs/94_cli/00_parsing.ipynb #b26b0786
 def add_trust(parser: Parser) -> None:
     """Add the option --trust."""
-    parser.flag(
-        "--trust",
-        "allow a run of unknown origin to import the code named in its settings, and to contribute to a result: "
-        "see spectrakit trust RUN",
-    )
+    parser.flag("--trust", "let a run of unknown origin import code, and contribute: see spectrakit trust RUN")
 
 
 def task_parser(name: str, text: str, examples: str) -> Parser:

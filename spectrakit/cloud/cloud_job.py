@@ -97,16 +97,9 @@ _TAKEN = ("modal", "spectrakit", "torch")  # modules that the scripts import fro
 
 
 def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force: bool = False) -> list[Path]:
-    """Write texts, the task's file and spectrakit's wheel into a folder; return the files.
+    """Write `texts` ({file name: text}), the task's file and spectrakit's wheel into `folder`; return the files.
 
-    Args:
-        folder: Output folder, made if missing.
-        job: Task and settings.
-        texts: {file name: text}.
-        force: Replace existing files.
-
-    Raises:
-        RequestError: A file exists and `force` is off, or the folder is not writable.
+    `job`: task and settings; `force`: replace existing files.
     """
     from spectrakit.kaggle.offline.wheels import own_wheel
 

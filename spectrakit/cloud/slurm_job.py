@@ -84,16 +84,9 @@ def sbatch_text(job: CloudJob, gpus: int) -> str:
 
 # %% ../../nbs/90_cloud/02_slurm_job.ipynb #f6de8fb9
 def init_slurm(folder: Path | str, job: CloudJob, gpus: int = 1, force: bool = False) -> tuple[list[Path], list[str]]:
-    """Write a batch job into a folder; return its files and commands.
+    """Write a batch job for `gpus` GPUs of one machine into `folder`; return its files and commands.
 
-    Args:
-        folder: Output folder, made if missing.
-        job: Task, settings, hours and cores.
-        gpus: GPUs of one machine.
-        force: Replace existing files.
-
-    Raises:
-        RequestError: The job is wrong; no file is written.
+    `job`: task, settings, hours and cores; `force`: replace existing files.
     """
     check_job(job, MOST_HOURS)
     if isinstance(gpus, bool) or not 1 <= gpus <= 16:

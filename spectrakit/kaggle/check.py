@@ -43,13 +43,7 @@ from spectrakit.kaggle.requirements import (
 )
 from .secret_scan import Leak, leaks_in_bytes, leaks_in_folder, leaks_in_notebook
 from .static_analysis import UNKNOWN, Use
-from spectrakit.kaggle.traps import (
-    machine_findings,
-    name_findings,
-    path_findings,
-    random_findings,
-    submission_findings,
-)
+from .traps import machine_findings, name_findings, path_findings, random_findings, submission_findings
 from ..system.errors import RequestError
 from ..system.files import checked_path
 from ..system.platforms.known_platforms import KAGGLE_LIMIT_S, KAGGLE_LONGEST_S
@@ -155,7 +149,6 @@ def _names(values: Mapping[str, Any], kind: str) -> list[str]:
 
 
 def _moving_sources(values: Mapping[str, Any]) -> list[str]:
-    """Return messages on sources that may change between two runs."""
     texts = []
     own = (str(values.get("id", "")).partition("/")[0], PLACEHOLDER)
     loose = [name for name in _names(values, "dataset") if name.count("/") == 1 and name.partition("/")[0] not in own]
@@ -191,7 +184,6 @@ TPU_S = 9 * 3600.0
 
 
 def _limits(kernel: Kernel) -> list[tuple[Use, Any]]:
-    """Return each literal time limit, or the RequestError of refused settings."""
     from spectrakit.config.compose import compose
 
     limits: list[tuple[Use, Any]] = []
@@ -404,17 +396,10 @@ def check_kernel(
     owner: str | None = None,
     timeout_s: float | None = None,
 ) -> Checked:
-    """Return every known fault of the kernel in `folder`, without running it.
+    """Return every known fault of the kernel in `folder`, without running it; raise RequestError if unreadable.
 
-    Args:
-        folder: Folder of the kernel.
-        data: Folder of a future data set, checked as well.
-        wheels: Folder of wheels. Default: the one beside the kernel.
-        owner: Kaggle user name in place of the placeholder.
-        timeout_s: Time limit of the push in seconds.
-
-    Raises:
-        RequestError: There is no kernel, or a file cannot be read.
+    `data`: folder of a future data set; `wheels`: by default beside the kernel; `owner`: in place of the placeholder;
+    `timeout_s`: of the push.
     """
     folder = checked_path(folder, "The folder")
     kernel, collected = open_kernel(folder, wheels, owner), []

@@ -85,7 +85,6 @@ def is_passing(text: str, status: int) -> bool:
 
 
 def _answered(run: Callable[[], tuple[int, str]], pauses_s: Sequence[float], show: bool) -> tuple[int, str]:
-    """Call `run` again after each pause while it fails temporarily."""
     status, text = run()
     for pause_s in pauses_s:
         if not is_passing(text, status):
@@ -116,9 +115,10 @@ def _run(program: str, arguments: Sequence[str], show: bool) -> tuple[int, str]:
 
 
 def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Sequence[float] = ()) -> str:
-    """Show a command of the client, run it unless `dry_run`, print and return its output.
+    """Show a client's command, run it unless `dry_run`, print and return its output; raise KaggleError with its
+    message.
 
-    `pauses_s`: seconds before each new try of a repeatable command. Raise KaggleError with the client's message.
+    `pauses_s`: seconds before each new try.
     """
     program = None if dry_run else client()
     print(shown_command(arguments), flush=True)
@@ -205,10 +205,8 @@ def _read_answer(checked: Checked, arguments: list[str], output: str) -> Pushed:
             f"correct {kind}_sources, and push again."
         )
     if not done and "successfully pushed" not in output:
-        raise KaggleError(
-            "The client does not say that the kernel was pushed. Read its output above, "
-            "and look at the site before you push again."
-        )
+        mend = "Read its output above, and look at the site before you push again."
+        raise KaggleError(f"The client does not say that the kernel was pushed. {mend}")
     return Pushed(checked, shown_command(arguments), *((int(done[1]), done[2]) if done else ()))
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #cw000001
@@ -226,12 +224,9 @@ def _check_findings(checked: Checked, fills_wheels: bool, anyway: bool) -> None:
 
 
 def _check_wheels(folder: Path, wheels: Path | str | None, anyway: bool) -> None:
-    """Raise KaggleError if the kernel would have no wheels to install."""
     if not anyway and names_no_wheels(folder) and not (wheels or wheels_beside(folder)):
-        raise KaggleError(
-            "Not pushed: the kernel names no wheels, so it cannot install anything. "
-            f"spectrakit kaggle up {shlex.quote(str(folder))} makes and uploads them."
-        )
+        mend = f"spectrakit kaggle up {shlex.quote(str(folder))} makes and uploads them."
+        raise KaggleError(f"Not pushed: the kernel names no wheels, so it cannot install anything. {mend}")
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #e59b063e
 def push_kernel(
@@ -247,14 +242,13 @@ def push_kernel(
 
     Args:
         folder: Folder of the kernel.
-        owner: Kaggle user name, written in place of the placeholder.
-        timeout_s: Seconds until Kaggle ends the session. Default: Kaggle's limit.
+        owner: Kaggle user name in place of the placeholder.
+        timeout_s: Seconds until Kaggle ends the session.
         inputs: Folders for the check, with the wheels to name.
         anyway: Push in spite of errors, but never with a secret.
         dry_run: Only show the command.
 
     Raises:
-        RequestError: An argument is wrong.
         KaggleError: The check or Kaggle refuses the kernel.
     """
     folder, account = checked_path(folder, "The folder"), None if owner is None else known_owner(owner)
@@ -277,10 +271,8 @@ def kernel_name(word: Path | str) -> str:
     if (checked_path(word, "The kernel") / KERNEL_FILE).is_file():
         name = read_metadata(Path(word) / KERNEL_FILE).get("id")
         if str(name).startswith(f"{PLACEHOLDER}/"):
-            raise RequestError(
-                f"The kernel in {str(word)!r} has no owner yet. Push it with --owner NAME first, "
-                f"or write NAME/{str(name).partition('/')[2]}."
-            )
+            mend = f"Push it with --owner NAME first, or write NAME/{str(name).partition('/')[2]}."
+            raise RequestError(f"The kernel in {str(word)!r} has no owner yet. {mend}")
     else:
         name = str(word)
     try:
@@ -309,7 +301,6 @@ def kernel_logs(kernel: Path | str, *, follow: bool = False, dry_run: bool = Fal
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #5a6cc536
 def _target(folder: Path | str, what: str, dry_run: bool) -> str:
-    """Return the folder for fetched files, made if missing."""
     if checked_path(folder, "The folder").exists() and not Path(folder).is_dir():
         raise RequestError(f"{str(folder)!r} is a file. Name a folder for the {what}.")
     try:
@@ -323,17 +314,10 @@ def _target(folder: Path | str, what: str, dry_run: bool) -> str:
 def kernel_output(
     kernel: Path | str, folder: Path | str, *, files: str | None = None, force: bool = False, dry_run: bool = False
 ) -> None:
-    """Fetch the output of a kernel's last run, up to 20 GB.
+    """Fetch the output of a kernel's last run, up to 20 GB, into `folder`.
 
-    Args:
-        kernel: Folder or owner/slug of the kernel.
-        folder: Folder for the files, made if missing.
-        files: Regular expression of file names, such as 'submission.*csv'. Default: all.
-        force: Fetch existing files again.
-        dry_run: Only show the command.
-
-    Raises:
-        RequestError: `files` is no regular expression, or `folder` is a file.
+    `kernel`: folder or owner/slug; `files`: regular expression of names; `force`: fetch existing files again;
+    `dry_run`: only show the command.
     """
     if files is not None:
         try:
@@ -348,16 +332,9 @@ def kernel_output(
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #a9f22a03
 def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, dry_run: bool = False) -> None:
-    """Fetch a kernel's code and metadata.
+    """Fetch a kernel's code and metadata into `folder`; with `force` overwrite files.
 
-    Args:
-        kernel: Folder or owner/slug of the kernel.
-        folder: Folder for the files, made if missing.
-        force: Overwrite files.
-        dry_run: Only show the command.
-
-    Raises:
-        RequestError: `folder` is a file, or has files and `force` is off.
+    `kernel`: folder or owner/slug; `dry_run`: only show the command.
     """
     name = kernel_name(kernel)
     target = checked_path(folder, "The folder")

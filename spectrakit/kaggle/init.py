@@ -17,14 +17,7 @@ from typing import Any
 
 from ..config.metric_direction import metric_named
 from ..config.profile_files import place, read_text
-from spectrakit.kaggle.metadata import (
-    KERNEL,
-    KERNEL_FILE,
-    kernel_findings,
-    known_owner,
-    slug_of,
-    split_source,
-)
+from .metadata import KERNEL, KERNEL_FILE, kernel_findings, known_owner, slug_of, split_source
 from .offline.install_cell import INSTALL_CELL, WHEELS, list_sha256, named_sha256, naming
 from .requirements import named_slug, wheels_beside
 from ..launch.job import BUILT_IN, check_task_name
@@ -155,13 +148,8 @@ def _notebook_json(cells: Iterable[tuple[str, str, str]]) -> str:
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #342c54ce
 def notebook_text(title: str, task: str | None, inputs: Iterable[str], words: Iterable[str] = QUICK) -> str:
-    """Return the text of the notebook file.
-
-    Args:
-        title: Heading.
-        task: See KernelCode.
-        inputs: Slugs of attached sources.
-        words: Settings of the training.
+    """Return the text of the notebook file; `title`: heading, `task`: see KernelCode, `inputs`: slugs, `words`:
+    settings.
     """
     made, expression = task_cells(task, inputs)
     does = "Trains within the session, goes on where an earlier session stopped, and writes `submission.csv`."
@@ -200,14 +188,9 @@ def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
 def script_text(
     title: str, task: str | None, inputs: Iterable[str], utility: bool = False, words: Iterable[str] = QUICK
 ) -> str:
-    """Return the source of a script or utility module.
+    """Return the source of a script or, without training, a `utility` module.
 
-    Args:
-        title: Docstring of the script.
-        task: See KernelCode.
-        inputs: Slugs of attached sources.
-        utility: Module for other kernels, without training.
-        words: Settings of the training.
+    `title`: its docstring; `task`: see KernelCode; `inputs`: attached slugs; `words`: settings.
     """
     made, expression = task_cells(task, inputs, script=True)
     parts = [json.dumps(title, ensure_ascii=False), INSTALL_CELL, "import spectrakit as sk", *made]
@@ -224,7 +207,6 @@ def naming_wheels(text: str, wheels: Path | str | None, folder: Path) -> str:
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #13c542c8
 def _title_of(folder: Path, title: str | None) -> str:
-    """Return the title, by default from the folder's name."""
     made = title if title is not None else re.sub(r"[\W_]+", " ", folder.resolve().name).strip().capitalize()
     if problems := KERNEL["title"].faults(made) or ([] if slug_of(made) else [f"{made!r} has no letters."]):
         raise RequestError(f"The title {problems[0]}{'' if title is not None else ' Give one: --title NAME.'}")
@@ -254,18 +236,11 @@ class KernelCode:
 # %% ../../nbs/88_kaggle/08_init.ipynb #ed63ad28
 def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
     """Return the `…_sources` entries, own names with `owner`."""
-    named = {
-        "dataset": given.datasets,
-        "competition": given.competitions,
-        "kernel": given.kernels,
-        "model": given.models,
-    }
     sources = {}
-    for kind, names in named.items():
-        whole = [
-            f"{owner}/{name}" if kind in ("dataset", "kernel") and "/" not in name else name
-            for name in dict.fromkeys(names)
-        ]
+    for kind in ("dataset", "competition", "kernel", "model"):
+        prefix = f"{owner}/" if kind in ("dataset", "kernel") else ""
+        names = dict.fromkeys(getattr(given, f"{kind}s"))
+        whole = [name if "/" in name else prefix + name for name in names]
         for name in whole:
             try:
                 split_source(kind, name)
@@ -276,13 +251,8 @@ def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #1c686c07
 def kernel_values(title: str, owner: str, kind: str, sources: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the metadata of a new kernel, with every entry.
-
-    Args:
-        title: Title of the kernel.
-        owner: Kaggle user name.
-        kind: See KernelCode.
-        sources: Entries `…_sources`.
+    """Return the metadata of a new kernel, with every entry; `sources`: entries `…_sources`; for `title`, `owner`,
+    `kind`.
     """
     slug, utility = slug_of(title), kind == "utility"
     name = (slug.replace("-", "_") if utility else slug) + SUFFIXES[kind]
@@ -314,10 +284,8 @@ def refuse_existing(folder: Path, names: Iterable[str], force: bool) -> None:
     present = [name for name in names if (folder / name).exists()]
     if present and not force:
         are, them = ("is", "it") if len(present) == 1 else ("are", "them")
-        raise RequestError(
-            f"{' and '.join(present)} {are} in {str(folder)!r} already. "
-            f"Choose another folder, or overwrite {them} with --force."
-        )
+        mend = f"Choose another folder, or overwrite {them} with --force."
+        raise RequestError(f"{' and '.join(present)} {are} in {str(folder)!r} already. {mend}")
 
 
 def write_files(folder: Path, files: Mapping[Path, str]) -> None:
@@ -385,9 +353,9 @@ def init_kernel(
     """Write a kernel's metadata, and a notebook or script that runs, into `folder`; return both files.
 
     Args:
-        folder: Folder, made if missing.
+        folder: Made if missing.
         title: 5 to 50 characters. Default: from the folder's name.
-        owner: Kaggle user name. Default: from the environment or kaggle.json, else a placeholder.
+        owner: Kaggle user name. Default: from the environment or kaggle.json.
         code: Default: a notebook with a small task to replace.
         sources: Attached sources and wheels.
         force: Overwrite existing files.

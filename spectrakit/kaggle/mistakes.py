@@ -86,7 +86,6 @@ _HAS_INDEX = re.compile(
 
 
 def _written_paths(kernel: Kernel) -> Iterator[tuple[Use, str]]:
-    """Yield calls that write a table, with the path."""
     for use in kernel.facts.calls:
         given = [*use.args[:1], *(use.keywords[word] for word in _PATH_WORDS if word in use.keywords)]
         path = str(given[0]) if given and use.tail in _WRITERS else UNKNOWN
@@ -254,7 +253,6 @@ def _test_tables(kernel: Kernel, given: dict[str, list[ast.expr]]) -> set[str]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f6c5fb94
 def _counted(node: ast.AST, given: dict[str, list[ast.expr]]) -> list[str]:
-    """Return the variables of a loop over a literal number of rows."""
     if isinstance(node, ast.While) and isinstance(node.test, ast.Compare):
         return [ast.unparse(node.test.left)] if _is_many(node.test.comparators[0], given) else []
     loops = [node] if isinstance(node, ast.For) else getattr(node, "generators", [])
@@ -262,7 +260,6 @@ def _counted(node: ast.AST, given: dict[str, list[ast.expr]]) -> list[str]:
 
 
 def _loops(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether a loop over a literal number selects test rows."""
     taken = set[str]()
     for one in ast.walk(node) if (variables := set(_counted(node, given))) else ():
         if isinstance(one, ast.Subscript) and root_name(one) in tables:
@@ -284,7 +281,6 @@ def _cut_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]])
 
 
 def _slices(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether a statement keeps, predicts or writes a literal number of test rows."""
     if not tables or not isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)):
         return False
     cut = {name for one in ast.walk(node) if (name := _cut_rows(one, tables, given))}
@@ -300,7 +296,6 @@ _WRAPS = ("list", "tuple", "array", "asarray", "Series", "Index")
 
 
 def _makes_rows(value: ast.expr, given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether `value` is a column with a literal number of rows."""
     if isinstance(value, ast.Call) and called_name(value) in _WRAPS and value.args:
         return _makes_rows(value.args[0], given)
     if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
@@ -309,7 +304,6 @@ def _makes_rows(value: ast.expr, given: dict[str, list[ast.expr]]) -> bool:
 
 
 def _compares_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether an assertion, or an `if` that raises, compares rows with a literal number."""
     test = node.test if isinstance(node, (ast.Assert, ast.If)) else None
     wanted = ast.Eq if isinstance(node, ast.Assert) else ast.NotEq
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], wanted):
@@ -323,7 +317,6 @@ def _compares_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f6c5fb98
 def _gives_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether `node` makes a test table or column with a literal number of rows."""
     if isinstance(node, ast.Call) and called_name(node) == "DataFrame" and node.args:
         first = node.args[0]
         has_ids = isinstance(first, ast.Dict) and re.search(r"(?i)['\"](\w*_)?\w*id['\"]", ast.unparse(first))
@@ -341,7 +334,6 @@ def _gives_rows(node: ast.AST, tables: set[str], given: dict[str, list[ast.expr]
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #f6c5fb9a
 def _reads_rows(node: ast.AST, given: dict[str, list[ast.expr]]) -> bool:
-    """Return whether `node` reads a literal number of rows of a test file."""
     if not isinstance(node, ast.Call) or not re.match("read_|scan_", called_name(node)):
         return False
     rows = [word.value for word in node.keywords if word.arg in ("nrows", "n_rows")]
@@ -640,7 +632,6 @@ def _ignored_nodes(tree: ast.Module) -> set[int]:
 
 # %% ../../nbs/88_kaggle/06_mistakes.ipynb #bf160004
 def _true_names(node: ast.AST) -> list[str]:
-    """Return names that a keyword, an assignment or a dict sets to True."""
     if isinstance(node, ast.keyword):
         pairs: list[tuple[str | None, ast.AST]] = [(node.arg, node.value)]
     elif isinstance(node, ast.Assign):

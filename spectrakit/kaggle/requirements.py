@@ -79,7 +79,6 @@ def named_slug(wheels: Path | str) -> str:
 
 
 def _names(code: str, house: Path) -> tuple[bool, bool]:
-    """Return whether `code` names the wheels in `house` by hash, and their data set."""
     try:
         return named_sha256(code) == list_sha256(house), f'WHEELS = "{named_slug(house)}"' in code.replace("\\", "")
     except RequestError:
@@ -87,9 +86,8 @@ def _names(code: str, house: Path) -> tuple[bool, bool]:
 
 
 def wheels_beside(folder: Path) -> Path | None:
-    """Return the folder of wheels in or beside `folder` or in the current folder, or None.
-
-    Of several: the one that the kernel names by hash, else by data set, else the newest.
+    """Return the wheels in or beside `folder` or here, or None; of several those that the kernel names, else the
+    newest.
     """
     around = {path.resolve(): path for path in (Path.cwd(), folder.resolve().parent, folder)}
     lists = [file for top in around.values() for file in [*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")]]
@@ -118,24 +116,13 @@ def _code_file(folder: Path, name: str) -> Path:
     try:
         check_inside(_code_folder(folder, folder / name), folder / name)
     except OSError as error:
-        raise RequestError(
-            f"code_file in {metadata} cannot be used: {error.strerror or error}. "
-            "Copy the file into the folder and write its name there."
-        ) from None
+        mend = "Copy the file into the folder and write its name there."
+        raise RequestError(f"code_file in {metadata} cannot be used: {error.strerror or error}. {mend}") from None
     return folder / name
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #codf0003
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
-    """Return the kernel in `folder`.
-
-    Args:
-        folder: Folder with kernel-metadata.json and the code file.
-        wheels: Folder of wheels. Default: the one beside the kernel.
-        owner: Kaggle user name in place of the placeholder.
-
-    Raises:
-        RequestError: There is no kernel, or a file cannot be read.
-    """
+    """Return the kernel in `folder`; raise RequestError if it cannot be read. `owner`: in place of the placeholder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Make one: spectrakit kaggle init {folder}")
@@ -258,7 +245,6 @@ def _is_name(text: str) -> bool:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #7ace2001
 def _fetches_weights(use: Use, first: str, is_name: bool) -> str | None:
-    """Return why a call fetches weights by a model's name, or None."""
     name, weights = use.tail, use.keywords.get("weights", "imagenet")
     model = use.keywords.get("model", first)
     by_name = BY_NAME.search(use.name) and (is_name or ("model" in use.keywords and _is_name(str(model))))
@@ -299,7 +285,6 @@ LOCAL_READERS = ("csv", "json", "parquet", "text", "arrow", "imagefolder", "audi
 
 
 def _fetches(use: Use) -> str | None:
-    """Return why a call needs the network, or None."""
     first, tail = _first(use), use.tail
     if use.name == "torch.hub.load" and use.keywords.get("source") == "local":
         return None
@@ -328,7 +313,6 @@ def _fetches(use: Use) -> str | None:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #30b235dd
 def _made_here(kernel: Kernel) -> set[str]:
-    """Return folders that the code itself writes."""
     facts, makes = kernel.facts, ("save_pretrained", "save_model", "makedirs", "mkdir")
     made = {str(arg) for use in facts.calls if use.tail in makes for arg in use.args}
     made |= {str(arg) for use in facts.values if use.name in ("output_dir", "save_directory") for arg in use.args}
@@ -377,7 +361,6 @@ def fetch_findings(kernel: Kernel) -> list[Finding]:
 
 
 def _waits_for_a_service(kernel: Kernel, use: Use) -> Finding | None:
-    """Find kagglehub or wandb, which can hang or fail offline."""
     if re.fullmatch(r"kagglehub\.\w+(_download|_import)", use.name):
         text = f"{use.name}() calls a Kaggle service and hangs if it does not answer. "
         return Finding("warning", "offline", text + "sk.find_input(SLUG) reads attached data.", use.where)
@@ -494,7 +477,6 @@ def _attached(kernel: Kernel) -> bool:
 
 
 def _has_module(kernel: Kernel) -> set[str]:
-    """Return modules of utility scripts, written files, and packages from the network."""
     scripts = {slug.replace("-", "_").lower() for kind, _, slug in sources_of(kernel.values) if kind == "kernel"}
     written = {Path(name).stem.lower() for name in kernel.facts.written if name.endswith(".py")}
     commands = [use.args for use in kernel.facts.shell if use.args[0] in ("pip", "spacy") and not kernel.offline]
@@ -507,7 +489,6 @@ def _has_module(kernel: Kernel) -> set[str]:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #rq000002
 def _may_come_from(kernel: Kernel) -> str:
-    """Return another possible origin of a module, such as sys.path, or ''."""
     if kernel.facts.sys_path:
         return "folders on sys.path"
     if any(owner == "packagemanager" for _, owner, _ in sources_of(kernel.values)):
@@ -525,7 +506,6 @@ def _may_come_from(kernel: Kernel) -> str:
 
 
 def _is_local(words: tuple[str, ...]) -> bool:
-    """Return whether `pip install` reads wheels, a folder, or an unknown path."""
     return "--no-index" in words or any(
         UNKNOWN in word or word.endswith(".whl") or re.match(r"[./~]", word) for word in _pip_names(words[1:])
     )
@@ -559,7 +539,6 @@ def _missing(kernel: Kernel, module: str, use: Use) -> Finding:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #rq000001
 def _wheelhouse_words(kernel: Kernel, module: str) -> str:
-    """Return the options of `spectrakit wheelhouse OUT` that add `module`."""
     others = "" if module in OURS else f" --with {package_of(module)}"
     words = " --extras demo" if module == "chemotools" else others
     unseen = kernel.house is None and _attached(kernel)
@@ -570,7 +549,6 @@ SPECTRA = (("coffee",), ("fermentation",))  # built-in tasks with data in the pa
 
 
 def _named_modules(kernel: Kernel) -> list[Use]:
-    """Return modules that calls name: data of a built-in task, spaCy's models."""
     calls = kernel.facts.calls
     spectra = [use for use in calls if use.name.startswith("spectrakit.") and use.args[:1] in SPECTRA]
     loads = [use for use in calls if use.name in ("spacy.load", "spacy.util.load_model")]

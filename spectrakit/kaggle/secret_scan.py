@@ -93,7 +93,6 @@ _LOGIN = re.compile(
 
 
 def _set_in(text: str) -> Iterator[Leak | None]:
-    """Yield secrets that a shell line, magic or .netrc sets."""
     for expression in _SET:
         for match in expression.finditer(text):
             name = {"u": "user_password", "user": "user_password"}.get(match[1], match[1])
@@ -284,7 +283,6 @@ def leaks_in_values(value: Any, name: str = "", depth: int = 40) -> Iterator[Lea
 
 
 def _of_kaggle(value: dict) -> Leak | None:
-    """Return the key of a kaggle.json, or None."""
     key = value.get("key")
     if isinstance(key, str) and re.fullmatch("[0-9a-f]{32}", key) and isinstance(value.get("username"), str):
         return Leak("Kaggle key", hint(key))
@@ -393,7 +391,6 @@ def leaks_in_file(path: Path) -> list[tuple[Leak, str]]:
 
 
 def _leaks_in_archive(path: Path) -> Iterator[tuple[Leak, str]]:
-    """Yield members with a key's file name, and keys in small texts."""
     with zipfile.ZipFile(path) as archive:
         if len(archive.infolist()) > _MOST_FILES:
             yield _NOT_SEARCHED, path.name

@@ -327,14 +327,7 @@ class Scope:
         return "maybe" if any(isinstance(one, ast.Name) and one.id in self.guessed for one in inside) else self.how
 
     def note(self, kind: str, node: ast.AST, name: str, **more: Any) -> None:
-        """Append a Use to a list of the facts.
-
-        Args:
-            kind: Name of the list.
-            node: Place in the code.
-            name: Name of the Use.
-            more: Its further fields.
-        """
+        """Append a Use to the list `kind` of the facts, at the place of `node`, called `name`, with fields `more`."""
         use = Use(name, self.cell.at(getattr(node, "lineno", None)), self.sure(node), **more)
         getattr(self.facts, kind).append(use)
 
@@ -400,7 +393,6 @@ def note_import_from(scope: Scope, node: ast.ImportFrom) -> Nodes:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #b962f11f
 def _note_class(scope: Scope, node: ast.ClassDef) -> Nodes:
-    """Note texts and flags of class attributes, for `CFG.model`."""
     for statement in node.body:
         if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
             continue
@@ -505,14 +497,7 @@ def note_dict(scope: Scope, node: ast.Dict) -> Nodes:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #e13a1458
 def note_commands(scope: Scope, node: ast.AST, line: str, how: dict[str, bool] | None = None) -> None:
-    """Note each command of a shell line.
-
-    Args:
-        scope: Known values.
-        node: Place of the line.
-        line: Text of the line.
-        how: {"check": whether a failure ends the notebook}.
-    """
+    """Note each command of a shell `line` at `node` in `scope`; `how`: {"check": whether a failure ends it all}."""
     for words in map(python_module, commands(line)):
         if words:
             scope.note("shell", node, line.strip(), args=tuple(words), keywords=how or {})
@@ -551,7 +536,6 @@ def call_of(scope: Scope, node: ast.Call) -> Use:
 
 
 def _value_of(keyword: ast.keyword, scope: Scope) -> Any:
-    """Return a keyword's plain value, text or torchvision weights, else UNKNOWN."""
     value, name = keyword.value, _dotted(keyword.value)
     if isinstance(value, ast.Constant):
         return value.value
@@ -579,14 +563,7 @@ def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
 
 
 def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr], how: dict[str, bool]) -> None:
-    """Note a command in a list of words.
-
-    Args:
-        scope: Known values.
-        node: Place of the call.
-        parts: Words, some unknown.
-        how: {"check": whether a failure ends the notebook}.
-    """
+    """Note a command in a list of words, `parts`, of the call `node` in `scope`; `how` as in `note_commands`."""
     words = ["python" if _dotted(part) == "sys.executable" else text_of(part, scope.names) or UNKNOWN for part in parts]
     if command := python_module(words):
         scope.note("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(command), keywords=how)

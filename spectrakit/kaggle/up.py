@@ -130,13 +130,9 @@ def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #e2b4d1e7
 def wheels_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
-    """Return the kernel's folder of wheels, made if needed.
+    """Return the kernel's folder of wheels, made if needed: `wheels`, else beside `folder`.
 
-    Args:
-        folder: Folder of the kernel.
-        wheels: Folder of wheels. None: beside the kernel.
-        owner: Kaggle user name for new metadata. None: a placeholder.
-        dry_run: Make nothing.
+    `owner`: for new metadata; `dry_run`: make nothing.
     """
     house = Path(wheels) if wheels is not None else wheels_beside(folder) or folder.resolve().parent / "wheels"
     if not (house / "wheelhouse.json").is_file():
@@ -147,16 +143,9 @@ def wheels_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_r
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #67203712
 def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOptions") -> str:
-    """Upload the wheels in `house` if needed; return the hash of their list.
+    """Upload the wheels in `house` unless their hash is `known`; return it.
 
-    Args:
-        house: Folder of wheels.
-        owner: Kaggle user name in place of a placeholder.
-        known: Hash of the wheels uploaded before.
-        options: For `dry_run` and `poll_s`.
-
-    Raises:
-        RequestError: The owner is unknown.
+    `owner`: in place of a placeholder; `options`: for `dry_run` and `poll_s`.
     """
     values = fill_owner(house / DATASET_FILE, None if options.dry_run else owner)
     name, sha256 = str(values.get("id")), list_sha256(house)
@@ -251,7 +240,6 @@ def _results_in(out: Path) -> dict[Path, int]:
 
 
 def _report_failures(new: Sequence[Path]) -> None:
-    """Print each failed run among the `new` summaries."""
     for path in new:
         summary = read_summary(path.parent)
         if summary.get("status") == "failed":
@@ -261,7 +249,6 @@ def _report_failures(new: Sequence[Path]) -> None:
 
 
 def _report_submission(folder: Path, version: int | None, new: Sequence[Path], options: UpOptions) -> Path | None:
-    """Print and return the new submission, or print that the competition's is missing."""
     new = [path for path in new if path.suffix in SCORED]
     if new:
         print(one_line(f"{new[0]} is the submission of version {version}"))
@@ -281,11 +268,7 @@ def kept_metadata(name: str, version: int) -> dict[str, Any]:
     """Return metadata of a data set for the output of a version of the kernel `name`."""
     owner, _, slug = name.partition("/")
     kept = f"{slug[:36].rstrip('-')}-kept-{version}"  # Kaggle's maximum is 50 characters
-    return {
-        "title": kept.replace("-", " ").capitalize(),
-        "id": f"{owner}/{kept}",
-        "licenses": [{"name": "other"}],
-    }
+    return {"title": kept.replace("-", " ").capitalize(), "id": f"{owner}/{kept}", "licenses": [{"name": "other"}]}
 
 
 def attach_kept(values: dict[str, Any], dataset: str) -> dict[str, Any]:
@@ -352,7 +335,6 @@ def _push_once(folder: Path, owner: str | None, house: Path, sha256: str, option
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000010
 def _check_asked(folder: Path, options: UpOptions) -> None:
-    """Raise RequestError if the client is missing, or `keep` has no pushed version."""
     if not options.dry_run:
         client()
     if options.keep and not read_done(folder).get("version"):
@@ -362,18 +344,10 @@ def _check_asked(folder: Path, options: UpOptions) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #d460e58b
 def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOptions = UpOptions()) -> UpResult:
-    """Push the kernel in `folder`, follow its run, and fetch its output.
+    """Push the kernel in `folder`, follow its run, and fetch its output; after an error the same call continues.
 
-    Wheels are made and uploaded if needed. After an error the same call continues.
-
-    Args:
-        folder: Folder of the kernel.
-        owner: Kaggle user name. Default: from the kernel, the environment or kaggle.json.
-        options: Less common options.
-
-    Raises:
-        KaggleError: Kaggle or the check refuses something, or the run failed.
-        RequestError: An argument is wrong.
+    Wheels are made and uploaded if needed. `owner`: Kaggle user name. Raise KaggleError if Kaggle or the check refuses
+    something, or the run failed.
     """
     folder = checked_path(folder, "The folder")
     written = str(read_metadata(folder / KERNEL_FILE).get("id")).partition("/")[0]
@@ -430,7 +404,6 @@ def _ask_submissions(competition: str) -> list[dict[str, str]]:
 
 
 def _identity(row: dict[str, str]) -> tuple[str | None, ...]:
-    """Return fields that stay the same while a submission is scored."""
     return tuple(row.get(name) for name in ("ref", "fileName", "date"))
 
 
@@ -451,11 +424,7 @@ def _is_of(row: dict[str, str], message: str) -> bool:
 def _wait_for_score(
     what: "Submission", competition: str, ref: str, earlier: set[tuple[str | None, ...]]
 ) -> dict[str, str]:
-    """Return a submission's row once it is scored or has failed.
-
-    `ref`: its reference; '': its message identifies it among those not in `earlier`. Raise KaggleError if it does
-    not appear.
-    """
+    """Return a submission's row once it is scored or has failed; without `ref` its message identifies it."""
     last, end = "", time.monotonic() + _SHOWS_UP_S
     while True:
         rows = _ask_submissions(competition)

@@ -88,14 +88,7 @@ def _fact(h: History, name: str) -> Any:
 
 
 def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[str, Any]:
-    """Return a run's status, metrics of its best checkpoint, steps and speed.
-
-    Args:
-        h: Its history.
-        name: Its name in the table.
-        metrics: Names of the metrics.
-        status: Its status in the table.
-    """
+    """Return a run's `status`, `metrics` of its best checkpoint, steps and speed, from its history `h`, as `name`."""
     best, speeds = h.best, h.points["samples_per_s"]
     speeds = speeds[np.isfinite(speeds)]
     values = {m: best["metrics"].get(m) if best else None for m in metrics}
@@ -135,7 +128,6 @@ def _value_text(key: str, value: Any) -> str:
 
 
 def _rows(table: list[dict], winner: tuple[str, int] | None) -> list[list]:
-    """Return the table with a star at the best value."""
     keys = list(table[0])
     rows = [[_HEADINGS.get(k, k) for k in keys]]
     for number, line in enumerate(table):
@@ -200,7 +192,6 @@ def _table_section(comparison: Comparison) -> str:
 
 
 def _write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Write the picture or a page, by the ending of `path`."""
     ending = path.suffix.lower()
     if ending not in (".png", ".svg", ".pdf", ".html"):
         raise RequestError(f"{str(path)!r} has an unknown ending. Use .png, .svg, .pdf or .html.")
@@ -217,7 +208,6 @@ def _write_comparison(comparison: Comparison, path: Path) -> Path:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #a1364440
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return distinct names: with the folder if two are equal."""
     names = [run.path.name or str(run.path) for run in runs]
     return [
         n if names.count(n) == 1 else str(Path(*run.path.resolve().parts[-2:]))
@@ -249,7 +239,6 @@ def _add_differences(table: list[dict], histories: Sequence[History]) -> None:
 
 
 def _notes(histories: Sequence[History], names: Sequence[str], x: str) -> list[str]:
-    """Return remarks with the names of their runs."""
     notes = [f"{n}: {note}" for n, h in zip(names, histories, strict=True) for note in h.notes]
     if x == "samples":
         without = [n for n, h in zip(names, histories, strict=True) if not h.start.get("effective_batch_size")]
@@ -266,10 +255,7 @@ def compare(
         runs: Runs, folders or names.
         x: 'step', 'time' or 'samples'.
         metric: Metrics to draw. Default: the loss and the monitored metrics.
-        smooth: Weight of the past at log points, from 0 to below 1. Default: by their number.
-
-    Returns:
-        A `Comparison`, with the metrics of the best checkpoint.
+        smooth: Weight of the past at log points, from 0 to below 1.
 
     Raises:
         RequestError: Something is no run, or no run has the metric.

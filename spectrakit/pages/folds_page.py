@@ -57,14 +57,7 @@ def evaluations_panel(cv: CrossValidation) -> Panel:
 
 # %% ../../nbs/82_pages/04_folds_page.ipynb #e99c97bd
 def plot_folds(cv: CrossValidation) -> Picture:
-    """Return values and evaluations of the folds as a picture.
-
-    Args:
-        cv: Result of `cross_validate` or `open_cross_validation`.
-
-    Raises:
-        RequestError: No run has a value yet.
-    """
+    """Return values and evaluations of the folds of a cross-validation as a picture."""
     if not isinstance(cv, CrossValidation):
         raise RequestError(f"cv is {cv!r:.80}. Give the result of `cross_validate` or `open_cross_validation`.")
     if not cv.scores:
@@ -73,7 +66,6 @@ def plot_folds(cv: CrossValidation) -> Picture:
 
 # %% ../../nbs/82_pages/04_folds_page.ipynb #262e642d
 def _held_out_html(cv: CrossValidation) -> str:
-    """Return pictures of the held-out predictions, or a sentence."""
     if cv.values is None or cv.targets is None:
         return "<p>There is no one array of predictions with targets.</p>"
     rows = np.isfinite(cv.values.reshape(len(cv.values), -1).astype(float)).all(axis=1)

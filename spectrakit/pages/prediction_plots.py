@@ -39,7 +39,6 @@ def _as_classes(predicted: Any) -> tuple[np.ndarray, list | None]:
 
 
 def _known_classes(predicted: np.ndarray, true: np.ndarray, names: list[str] | None) -> list:
-    """Return the classes by `names`, else those that occur."""
     values = {v for v in (*predicted.tolist(), *true.tolist()) if v == v}
     seen = sorted(values, key=lambda v: (isinstance(v, str), v))
     return list(range(len(names))) if names and not any(v in names for v in seen) else names or seen
@@ -51,13 +50,7 @@ MOST_CLASSES = 50  # more are not readable
 def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tuple[np.ndarray, list[str], int]:
     """Return counts [true, predicted], class names, and the number of samples without a class.
 
-    Args:
-        predicted: Classes [samples], or scores [samples, classes].
-        true: Classes [samples].
-        classes: Names in the order of the numbers. Default: the numbers.
-
-    Raises:
-        RequestError: The arrays do not match.
+    `predicted`: classes [samples] or scores [samples, classes].
     """
     (predicted, order), true = _as_classes(predicted), np.asarray(true).ravel()
     if len(predicted) != len(true):
@@ -88,9 +81,6 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
         true: Classes [samples].
         classes: Names. Default: the numbers.
         title: Text before the summary.
-
-    Raises:
-        RequestError: The arrays do not match, or there are not 2 to 50 classes.
     """
     counts, names, left_out = confusion(predicted, true, classes)
     k, rows = len(counts), counts.sum(axis=1)
@@ -141,7 +131,6 @@ def _residuals(t: np.ndarray, errors: np.ndarray, within: str) -> Panel:
 
 
 def _pulls(pulls: np.ndarray, unsure: int) -> Panel:
-    """Return a histogram of residuals / uncertainty, with the normal curve."""
     shares = [float(np.mean(np.abs(pulls) <= n)) if len(pulls) else 0.0 for n in (1, 2)]
     edges = np.linspace(-5, 5, 41)
     heights = np.histogram(np.clip(pulls, -5, 5), edges, density=len(pulls) > 0)[0]
@@ -166,9 +155,6 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
         sigma: Standard deviations.
         name: Name of the quantity.
         unit: Its unit.
-
-    Raises:
-        RequestError: The arrays do not match.
     """
     p, t = numbers(predicted, "The predictions").ravel(), numbers(true, "The true values").ravel()
     s = np.full(len(p), np.nan) if sigma is None else numbers(sigma, "The uncertainties").ravel()
@@ -201,13 +187,11 @@ def plot_predictions(predicted: Any, true: Any, sigma: Any = None, name: str = "
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #13f9c55b
 def _both(p: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values finite in both arrays."""
     whole = np.isfinite(p) & np.isfinite(t)
     return p[whole], t[whole]
 
 
 def _chosen(p: np.ndarray, t: np.ndarray | None, samples: int | Sequence[int]) -> list[int]:
-    """Return indices of requested samples, or of so many from best to worst."""
     if not isinstance(samples, int):
         wrong = [i for i in samples if not -len(p) <= i < len(p)]
         if wrong:
@@ -271,11 +255,8 @@ def plot_spectra(
         predicted: Spectra [samples, channels].
         true: True spectra of the same shape.
         sigma: Standard deviations of the same shape.
-        wavelength_um: Wavelengths [channels] in µm. Default: channel numbers.
+        wavelength_um: Wavelengths [channels] in µm.
         samples: Number of samples, from best to worst, or indices.
-
-    Raises:
-        RequestError: The arrays do not match.
     """
     p, t, s, x = _spectra(predicted, true, sigma, wavelength_um)
     chosen = _chosen(p, t, samples)
@@ -333,10 +314,8 @@ def pictures_of(predictions: Any, task: Any = None) -> dict[str, Picture]:
         )
     for name, picture in pictures.items():
         if not hasattr(getattr(picture, "figure", picture), "savefig"):
-            raise RequestError(
-                f"{type(task).__name__}.pictures returned {name!r} as {type(picture).__name__}. Return a Picture, "
-                "or a figure of matplotlib."
-            )
+            mend = "Return a Picture, or a figure of matplotlib."
+            raise RequestError(f"{type(task).__name__}.pictures returned {name!r} as {type(picture).__name__}. {mend}")
     return {
         str(name): picture if isinstance(picture, Picture) else Picture(getattr(picture, "figure", picture))
         for name, picture in pictures.items()

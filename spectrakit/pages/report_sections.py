@@ -132,7 +132,6 @@ def clock_html(h: History) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #41df3715
 def _event_text(e: dict) -> str:
-    """Return a restart, message, fault or end in words."""
     kind = e["type"]
     if kind == "restart":
         return "; ".join([f"continued from optimizer step {e.get('step')}", *map(str, e.get("notes") or [])])
@@ -187,7 +186,6 @@ MOST_HASHED = 4 * 10**9  # greatest size of a checkpoint in bytes
 
 
 def _size_and_state(path: Path) -> tuple[int, str]:
-    """Return a checkpoint's bytes, and the result of its check."""
     try:
         size = checkpoint_bytes(path)
     except (OSError, CheckpointError, ValueError, TypeError):
@@ -302,7 +300,6 @@ def predictions_html(run: Run, h: History, task: Any) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #02cc3e80
 def _setting(key: str, value: Any) -> str:
-    """Return a setting as typed, a secret hidden."""
     return HIDDEN if is_secret(key) and value is not None else shown(value)
 
 
@@ -372,7 +369,6 @@ def environment_html(h: History) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #01943aa2
 def _data_rows(h: History) -> list[tuple[str, str]]:
-    """Return rows on training and validation data: samples, hashes."""
     data = mapping(mapping(h.environment.get("decided")).get("data") or h.start.get("data"))
     rows = []
     for name, facts in [(name, mapping(facts)) for name, facts in data.items() if facts]:

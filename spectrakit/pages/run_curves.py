@@ -25,13 +25,7 @@ TITLES = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samp
 
 
 def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """Return places and values of a curve [points], finite ones only.
-
-    Args:
-        h: History of the run.
-        name: Field of LOGGED, or a metric.
-        x: One of AXES.
-    """
+    """Return finite places (on `x`, one of AXES) and values of a curve [points]; `name`: field of LOGGED, or metric."""
     if name in LOGGED:
         steps, t, y = h.points["step"], h.points["t"], h.points[name]
     else:
@@ -98,7 +92,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #93c520fc
 def _panel(histories: Sequence[History], name: str, x: str, smooth: float | None) -> Panel:
-    """Return a panel with each run's curve `name`, and a ring at its best checkpoint."""
     seconds, unit = time_unit(max((h.seconds for h in histories), default=0))
     lines, rings = [], []
     for number, h in enumerate(histories):
@@ -122,14 +115,9 @@ def plot_runs(
     x: str = "step",
     smooth: float | None = None,
 ) -> Picture:
-    """Return a picture with a panel per name in `panels`, a curve per run.
+    """Return a picture with a panel per name in `panels` (LOGGED or metrics), a curve per run.
 
-    Args:
-        histories: The runs.
-        names: Their names, for the legend.
-        panels: Fields of LOGGED, or metrics.
-        x: One of AXES.
-        smooth: As in CurveStyle.
+    `histories` with `names` for the legend; `x`: one of AXES; `smooth`: as in CurveStyle.
     """
     drawn = [_panel(histories, panel, x, smooth) for panel in panels]
     if len(histories) == 1:

@@ -12,19 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..api.run import Run
+from . import report_sections
 from .comparison import find_run
 from .folds_page import folds_page
-from spectrakit.pages.report_sections import (
-    checkpoints_html,
-    clock_html,
-    environment_html,
-    faults_html,
-    predictions_html,
-    repeat_html,
-    results_html,
-    settings_html,
-    time_text,
-)
 from ..runs.history import read_history
 from ..system.errors import RequestError
 from ..system.files import checked_path, write_atomic
@@ -33,15 +23,15 @@ from ..view.html import made, page
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #55618271
 _SECTIONS: dict[str, Callable] = {
-    "Results": lambda run, h, task: results_html(h, run.ended or h.status),
+    "Results": lambda run, h, task: report_sections.results_html(h, run.ended or h.status),
     "Curves": lambda run, h, task: run.plot().html(),
-    "Clock": lambda run, h, task: clock_html(h),
-    "Faults": lambda run, h, task: faults_html(h, run.ended or h.status),
-    "Checkpoints": lambda run, h, task: checkpoints_html(h),
-    "Predictions": predictions_html,
-    "Settings": lambda run, h, task: settings_html(h),
-    "Environment": lambda run, h, task: environment_html(h),
-    "Reproducibility": lambda run, h, task: repeat_html(h),
+    "Clock": lambda run, h, task: report_sections.clock_html(h),
+    "Faults": lambda run, h, task: report_sections.faults_html(h, run.ended or h.status),
+    "Checkpoints": lambda run, h, task: report_sections.checkpoints_html(h),
+    "Predictions": report_sections.predictions_html,
+    "Settings": lambda run, h, task: report_sections.settings_html(h),
+    "Environment": lambda run, h, task: report_sections.environment_html(h),
+    "Reproducibility": lambda run, h, task: report_sections.repeat_html(h),
 }
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #9476c885
@@ -52,7 +42,7 @@ def report_page(run: Run, task: Any = None) -> str:
     """
     h = read_history(run.path)
     status = run.ended or h.status
-    facts = [time_text(h.seconds), h.start.get("task"), f"as of {time.strftime('%Y-%m-%d %H:%M')}"]
+    facts = [report_sections.time_text(h.seconds), h.start.get("task"), f"as of {time.strftime('%Y-%m-%d %H:%M')}"]
     sections = {name: made(make, run, h, task) for name, make in _SECTIONS.items()}
     return page(run.path.name or str(run.path), sections, status, " · ".join(map(str, filter(None, facts))), links=True)
 
@@ -71,7 +61,7 @@ def report(run: Run | CrossValidation | Path | str, out: Path | str | None = Non
     Args:
         run: Result of `fit` or `cross_validate`, folder, or run's name.
         out: The file. Default: report.html in the folder.
-        task: Draws the predictions. Default: the run's own task, or a built-in one.
+        task: Draws the predictions. Default: the run's own task.
 
     Raises:
         RequestError: There is no such run, or the page cannot be written.
@@ -86,8 +76,6 @@ def report(run: Run | CrossValidation | Path | str, out: Path | str | None = Non
     try:
         write_atomic(out, text, stream=not is_own)
     except OSError as error:
-        raise RequestError(
-            f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: "
-            "out='report.html' (in a shell: --out report.html)."
-        ) from None
+        mend = "out='report.html' (in a shell: --out report.html)."
+        raise RequestError(f"{str(out)!r} cannot be written: {error.strerror}. Choose another file: {mend}") from None
     return out

@@ -239,12 +239,7 @@ def consequences(
 ) -> list[Row]:
     """Return the effects of training with `config` on `platform`, one row each.
 
-    Args:
-        config: The settings.
-        platform: The platform.
-        samples: Training samples. Default: those of `earlier`.
-        earlier: Run of the same task, for samples and forecast.
-        folder: Folder of the runs. Default: run.dir.
+    `samples`: training samples, by default those of `earlier`, a run of the task; `folder`: of the runs.
     """
     rows: list[Row] = []
     if samples is None and earlier:
@@ -300,10 +295,7 @@ def changed_settings(config: Config, base: Config) -> str:
 
 
 def profile_rows(base: Config, names: list[str] | None = None) -> list[tuple[str, ...]]:
-    """Return a row per trainer profile: name, purpose, time limit, difference from `base`; or its error.
-
-    `names`: profiles; default: all.
-    """
+    """Return a row per trainer profile in `names`: name, purpose, time limit, difference from `base`; or its error."""
     rows: list[tuple[str, ...]] = []
     for name in profiles().get("trainer", []) if names is None else names:
         try:
@@ -397,11 +389,7 @@ COMMON = (
 def colab_form(profile: str, selected: dict[str, str], more: str = "", picker: str = "picker") -> str:
     """Return the source of a cell that Colab shows as a form.
 
-    Args:
-        profile: Name of the profile.
-        selected: Texts by key, shown with COMMON.
-        more: Further overrides.
-        picker: Variable of the picker.
+    `profile`: its name; `selected`: texts by key, besides COMMON; `more`: further overrides; `picker`: its variable.
     """
     by_key = fields()
     names: dict[str, str] = {}  # setting → its variable

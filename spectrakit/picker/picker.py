@@ -153,7 +153,6 @@ def _is_more(form: "Form", key: str) -> bool:
 
 
 def _note_of(form: "Form", key: str, locked: str) -> str:
-    """Return the note beside a control: purpose, source, profile's value."""
     selection, field = form.selection, form.fields.get(key)
     if locked:
         return f"set by {locked}, which overrides this form"
@@ -279,13 +278,7 @@ def in_main_thread(work: Callable[[], None]) -> None:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #6cf1f4b4
 class Form:
-    """Widgets for a `selection`.
-
-    Args:
-        selection: The selection.
-        changed: Called after a user's change; returns a line to show.
-        train: Called by the Train button; returns a line to show. Default: no button.
-    """
+    """Widgets for a `selection`; `changed` and `train` are called by the user, and return a line to show."""
 
     def __init__(self, selection: Selection, changed: Callable[[], str], train: Callable[[], str] | None = None):
         import ipywidgets
@@ -449,7 +442,6 @@ def frozen_cell(source: str, name: str, line: str) -> str | None:
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the running cell's source, or ''."""
     try:
         return shell.get_parent()["content"]["code"]
     except (AttributeError, KeyError, TypeError):
@@ -480,7 +472,6 @@ def _task_facts(task: Any) -> tuple[str | None, int | None]:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #29855c62
 def _start_selection(overrides: tuple[str, ...], samples: int | None, task: Any, shell: Any) -> Selection:
-    """Return the selection before a file is read."""
     if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 0):
         raise RequestError(
             f"samples={samples!r} is not possible. Give the number of training samples, such as samples=12000."
@@ -503,7 +494,6 @@ def _read_file(selection: Selection, file: Path) -> None:
 
 
 def _parse_choice(overrides: tuple[str, ...], settings: dict[str, Any], more: str) -> list[str]:
-    """Return the overrides of a `choose` call."""
     by_key = fields()
     try:
         texts = [*overrides, *shlex.split(more)]
@@ -541,11 +531,9 @@ def _colab_cell(selection: Selection) -> str:
 class ProfilePicker:
     """Picker of profile and settings: in a cell a form; `picker.config` is for `fit`.
 
-    `picker.freeze()` writes the selection into the notebook.
-
     Args:
         overrides: Overrides such as 'trainer=kaggle_safe', stronger than the form.
-        samples: Training samples, for the number of steps. Default: the task's, if known.
+        samples: Training samples, for the number of steps.
         task: Task or name, for the forecast and the Train button.
         file: File of the selection. "auto": this notebook's; None: no file.
 
@@ -601,10 +589,8 @@ class ProfilePicker:
     def widget(self) -> Any:
         """Form as a widget; raises RequestError without ipywidgets."""
         if importlib.util.find_spec("ipywidgets") is None:
-            raise RequestError(
-                f"The form needs ipywidgets, which is not installed. Run: {EXTRA}, "
-                "or select in code: picker.choose('trainer=kaggle_safe')."
-            )
+            mend = f"Run: {EXTRA}, or select in code: picker.choose('trainer=kaggle_safe')."
+            raise RequestError(f"The form needs ipywidgets, which is not installed. {mend}")
         self._shown_in = _parent_message()
         if self._form is None:
             train = None if self._task is None else self._train
@@ -634,10 +620,7 @@ class ProfilePicker:
         Args:
             overrides: Overrides such as 'optimizer.lr=0.01'.
             settings: Texts by key; '' leaves the setting to the profile.
-            more: Further overrides in one text, split as in a shell.
-
-        Raises:
-            RequestError: An override is wrong; nothing is changed.
+            more: Further overrides, split as in a shell.
         """
         texts = _parse_choice(overrides, settings or {}, str(more or ""))
         self._selection.replace_own(read_overrides(texts, "frozen in the notebook"))

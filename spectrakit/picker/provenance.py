@@ -69,15 +69,7 @@ class Override:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #c7fde6e7
 def read_overrides(texts: Iterable[str], source: str) -> list[Override]:
-    """Return overrides, one per setting.
-
-    Args:
-        texts: Overrides such as 'optimizer.lr=0.01'.
-        source: Their source, for messages.
-
-    Raises:
-        RequestError: An override cannot be read, or two contradict each other.
-    """
+    """Return the overrides in `texts`, one per setting; raise RequestError for unreadable or contradicting ones."""
     overrides: list[Override] = []
     for text in texts:
         asked = parse_overrides([text], profiles(), other_ending)
@@ -118,7 +110,6 @@ def _overrides_in(name: str, value: Any) -> list[str]:
 
 
 def _other_variable(name: str, value: Any) -> str:
-    """Return a hint if two variables were mixed up."""
     is_folder = name == "SPECTRAKIT_PROFILE" and os.path.isdir(str(value))
     return " A folder of profiles goes into SPECTRAKIT_PROFILES." if is_folder else ""
 
@@ -169,12 +160,7 @@ class Resolved:
 def resolve(
     *layers: Iterable[Override], settings_of: Callable[[str, str], Iterable[str]] = profile_settings
 ) -> dict[str, Resolved]:
-    """Return the override that applies, by setting or group; profiles first.
-
-    Args:
-        layers: Overrides, weakest source first.
-        settings_of: Returns a profile's settings, by name and group.
-    """
+    """Return the override that applies, by setting or group; profiles first. `layers`: weakest source first."""
     resolved: dict[str, Resolved] = {}
     profile_of: dict[str, str | None] = {}  # setting → trainer profile of the same source
     for layer in map(list, layers):
@@ -237,13 +223,7 @@ def _merge(tree: dict, more: dict) -> None:
 
 
 def yaml_text(overrides: list[str], config: Config, base: Config | None = None) -> str:
-    """Return a selection as YAML: profiles in `defaults:`, then settings that differ from them.
-
-    Args:
-        overrides: Overrides of the selection.
-        config: Their composed settings.
-        base: Settings of the profiles alone. Default: composed here.
-    """
+    """Return a selection as YAML: profiles in `defaults:`, then settings of `config` that differ from `base`."""
     import yaml
 
     parsed = parse_overrides(overrides, profiles(), other_ending)

@@ -85,7 +85,6 @@ HEADER = "# Settings picked with spectrakit.ProfilePicker; sk.compose(config=FIL
 
 
 def _locked_keys(layers: list[list[Override]], cache: CompositionCache) -> dict[str, str]:
-    """Return the keys that `layers` set, with their source."""
     locked: dict[str, str] = {}
     for s in (s for layer in layers for s in layer):
         more = cache.settings_of(s.value, s.key) if s.is_profile and s.key != "trainer" else ()
@@ -94,17 +93,9 @@ def _locked_keys(layers: list[list[Override]], cache: CompositionCache) -> dict[
 
 # %% ../../nbs/75_picker/02_selection.ipynb #1c032600
 class Selection:
-    """Settings in layers: suggested, the user's own, environment, call.
+    """Settings in layers: suggested, the user's own, `external` ones (weakest first), overrides of the call.
 
-    Args:
-        overrides: Overrides of the call.
-        external: Layers from the environment, weakest first.
-        platform: The platform.
-        samples: Training samples, if known.
-        task: Name of the task, for steps and forecast.
-
-    Raises:
-        RequestError: `overrides` or `external` are wrong.
+    `overrides` are the call's; `samples` and `task` are for steps and forecast on `platform`.
     """
 
     def __init__(
@@ -153,14 +144,7 @@ def _effective_own(selection: Selection) -> dict[str, Override]:
 
 # %% ../../nbs/75_picker/02_selection.ipynb #8d65ec55
 def select(selection: Selection, key: str, typed: Any, changed: str) -> None:
-    """Make `changed` the user's override of `key`; '' removes it.
-
-    Args:
-        selection: The selection.
-        key: Setting or group of profiles.
-        typed: Content of the field, for `selection.errors`.
-        changed: The override.
-    """
+    """Make `changed` the user's override of `key` in `selection`; '' removes it. `typed`: the field's content."""
     is_profile = key not in fields()
     own = {k: s for k, s in _effective_own(selection).items() if k != key}
     if changed:

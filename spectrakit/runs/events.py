@@ -72,10 +72,7 @@ LONGEST_PIECE, MOST_SKIPPED = 2**22, 2**28  # bytes of a piece or a line; bytes 
 
 
 def lines_from_the_end(log: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the lines of an open log in lists, the last lines first; each list is in file order.
-
-    Reading stops at an overlong line without a beginning, such as a sparse file of a terabyte.
-    """
+    """Yield the lines of an open log in lists, last lists first; stop at an overlong line without a beginning."""
     end, size, rest, skipped = log.seek(0, os.SEEK_END), 2**14, b"", 0
     while end and skipped <= MOST_SKIPPED:
         start = max(0, end - size)
@@ -136,8 +133,7 @@ WRITE_S = 0.1  # between two writes of log points
 class EventLog:
     """Writer of the event log at `path`; `t` counts seconds from the first event, over all sessions of the run.
 
-    Opening raises OSError if the file cannot be written; on a full disk lines wait in memory. With `behind` a thread
-    writes log points, so that training does not wait for a slow disk.
+    On a full disk lines wait in memory. With `behind` a thread writes log points.
     """
 
     def __init__(self, path: Path | str, behind: bool = False):
@@ -272,12 +268,9 @@ def lines_of(file: IO[bytes], piece_bytes: int = _PIECE) -> Iterator[tuple[bytes
 
 # %% ../../nbs/30_runs/00_events.ipynb #cdf1f6f5
 class EventReader:
-    """Reader of the log at `path`; each `poll` returns the new events.
+    """Reader of the log at `path`; each `poll` returns new events, of about `most_bytes` at most.
 
-    Attributes:
-        path: The event log; it may not exist yet.
-        most_bytes: Approximate limit of bytes per `poll`; None for no limit.
-        strict: Return valid events only, else any JSON object.
+    `strict`: valid events only, else any JSON object.
     """
 
     def __init__(self, path: Path | str, most_bytes: int | None = None, strict: bool = True):

@@ -118,15 +118,7 @@ def every_metric(path: Path, evaluation: dict) -> dict[str, float | None]:
 
 # %% ../../nbs/30_runs/03_history.ipynb #a25bd90a
 class History:
-    """Files of a run as they were at `read_history`.
-
-    Attributes:
-        path: Folder of the run.
-        seconds: Training time over all sessions.
-        running: Whether a living process works on the run.
-        unreadable: The first invalid lines of the log.
-        unreadable_count: Number of invalid lines.
-    """
+    """Files of a run as they were at `read_history`; `seconds` is training time over all sessions."""
 
     def __init__(self, path: Path, log: LogSnapshot, running: bool) -> None:
         self.path, self.running, self._log, self.seconds = path, running, log, log.seconds
@@ -404,7 +396,6 @@ def _process_best(search: _Search, event: dict) -> None:
 
 
 def _process(search: _Search, event: dict) -> None:
-    """Process the next older event."""
     kind = event["type"]
     search.seconds = max(search.seconds or 0.0, event["t"])
     if kind in ("end", "restart", "start"):

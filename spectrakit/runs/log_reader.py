@@ -380,7 +380,6 @@ def _row(event: dict) -> dict:
 
 
 def _rows(events: Iterable[dict]) -> Iterator[dict]:
-    """Yield the rows of `events` by step, holding few of them."""
     held: dict[int, dict] = {}
     for event in events:
         if event["type"] in ("step", "eval"):
@@ -439,7 +438,6 @@ _BEGINNING = re.compile(rb'\{"t": [0-9.e+-]+, "type": "([a-z_]+)", ')  # of a li
 
 
 def _is_of_other_type(line: bytes, types: set[str]) -> bool:
-    """Check whether the first bytes of a line exclude all `types`."""
     match = _BEGINNING.match(line)
     return match is not None and match[1].decode() not in types and line.count(b'"type"') == 1
 

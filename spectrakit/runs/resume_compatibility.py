@@ -57,10 +57,9 @@ def effective_batch(config: Config, session: Session) -> int:
 
 
 def keep_effective_batch(config: Config, recorded: dict, session: Session) -> Config:
-    """Return `config` adapted to this session's processes, with the run's effective batch.
+    """Return `config` for this session's processes, with the run's effective batch.
 
-    It is unchanged if the number of processes is fixed, or resume.allow names the batch. `recorded` is the run's
-    environment.json; its `decided` holds the previous batch and processes.
+    Unchanged if the number of processes is fixed, or resume.allow names the batch. `recorded`: environment.json.
     """
     decided = recorded.get("decided", {})
     kept, processes = decided.get("effective_batch_size"), decided.get("world_size")
@@ -85,13 +84,9 @@ def keep_effective_batch(config: Config, recorded: dict, session: Session) -> Co
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #915ddd11
 def changed_settings(before: Config, now: Config, recorded: dict, session: Session) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from a run's and are not free: key → (before, now).
+    """Return the changed settings that are not free: key → (`before`, `now`).
 
-    Args:
-        before: Settings of the run.
-        now: Requested settings.
-        recorded: environment.json of the run.
-        session: Session that resumes it.
+    `recorded`: environment.json of the run; `session`: the one that resumes it.
     """
     changed = {k: v for k, v in diff(before, now).items() if k in BATCH_SETTINGS or not is_free(k)}
     if "task.name" in changed and same_task(*changed["task.name"]):
@@ -142,13 +137,9 @@ def code_change(before: Any, now: Any) -> str | None:
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #14d6ea4f
 def check_changes(run: RunOutline, before: Config, now: Config, session: Session) -> dict[str, tuple]:
-    """Return the allowed changed settings, {key: (before, now)}. Raise RequestError listing the others.
+    """Return the allowed changes, {key: (before, now)}; raise RequestError listing the others.
 
-    Args:
-        run: The run to resume.
-        before: Its settings.
-        now: Requested settings, with resume.allow.
-        session: Session that resumes it.
+    `run`: the run to resume, with settings `before`; `now`: requested; `session`: the one that resumes it.
     """
     changed, allow = changed_settings(before, now, run.environment, session), now.resume.allow
     if code := code_change(run.environment.get("code"), session.code):

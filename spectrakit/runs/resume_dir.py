@@ -157,10 +157,8 @@ def _copy_run(plan: ResumePlan, config: Config) -> Path:
         return folder
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise RequestError(
-            f"{origin.name} cannot be copied to {base}: {error.strerror or error}. Make room, "
-            "or choose another folder with run.dir=…"
-        ) from None
+        mend = "Make room, or choose another folder with run.dir=…"
+        raise RequestError(f"{origin.name} cannot be copied to {base}: {error.strerror or error}. {mend}") from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -209,14 +207,11 @@ def _as_request_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RequestError(
-            f"{path.name} cannot be written: {error.strerror or error}. Make room, or choose another folder with "
-            "run.dir=…"
-        ) from None
+        mend = "Make room, or choose another folder with run.dir=…"
+        raise RequestError(f"{path.name} cannot be written: {error.strerror or error}. {mend}") from None
 
 
 def _log_message(path: Path, text: str) -> None:
-    """Write a message into the run's log before training."""
     log = EventLog(log_file(path))
     log.write("message", text=text)
     log.close()
@@ -229,7 +224,6 @@ def _gpu_names(environment: dict) -> list[str]:
 
 
 def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
-    """Return environment.json of a resumed run: `new` with the run's id and an entry for each session."""
     old = plan.environment
     sessions = old.get("sessions") or [{"session": 1, "platform": old.get("platform", {}).get("name")}]
     origin = plan.checkpoint or plan.run
@@ -269,15 +263,10 @@ def _manifests(path: Path) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Session) -> Iterator[tuple[Path, Config]]:
-    """Lock the run's folder for this block, write its settings and facts; yield it and the settings to train with.
+    """Lock the run's folder for this block, write settings and facts; yield it and the settings to train with.
 
-    A RequestError inside the block undoes this, unless results could be lost.
-
-    Args:
-        plan: Result of `plan_resume`.
-        config: Settings as requested, which the run keeps.
-        resolved: The same, resolved for this platform.
-        session: Platform and time limit.
+    A RequestError inside undoes this, unless results could be lost. `plan`: of `plan_resume`; `config`: as requested;
+    `resolved`: for this platform; `session`: platform and time limit.
     """
     recorded = replace(config, resume=ResumeConfig())  # the lookup is not part of the run
     path = _make_folder(plan, resolved)

@@ -79,7 +79,6 @@ def _with_changes(changed: dict[str, tuple]) -> str:
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #5ba65c81
 def _with_restored_checkpoint(path: Path) -> Path:
-    """Return `path` after restoring a checkpoint that a killed process had set aside."""
     if not is_locked(path):
         put_back(path / "checkpoints")
     return path
@@ -138,7 +137,6 @@ def _checkpoint_plan(path: Path, config: Config, session: Session) -> ResumePlan
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #52ab16de
 def _is_of_task(path: Path, config: Config) -> bool:
-    """Check whether the run at `path` has this task and, if run.name is set, this name."""
     name = config.task.get("name") or ""
     try:
         if name.rpartition(":")[2] not in (text := read_text(path / "config.yaml")):
@@ -224,7 +222,6 @@ def _raise_refusal(refused: list[tuple[RunOutline, RequestError]], free: list[Ru
 
 
 def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePlan:
-    """Return the plan for resume.source=auto: the furthest fitting run of this task, or a new one."""
     folders, unread = places(config), list[Path]()
     found = [path for folder, depth in folders for path in find_runs(folder, depth, unread)]
     begun = [file.parent for file in Path(config.run.dir).glob("*/config.yaml")]
@@ -252,10 +249,9 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:
-    """Return the plan for `resume.source`. Raise RequestError if it is no run, or the run has other settings.
+    """Return the plan for `resume.source`; raise RequestError if it is no run, or has other settings.
 
-    `config` is resolved for this platform. `peer`: this process joins a run that another process has chosen and may
-    have locked.
+    `peer`: another process has chosen the run, and may have locked it.
     """
     source = config.resume.source
     if source is None:

@@ -62,10 +62,8 @@ def reserve_folder(base: Path) -> Path:
             if not base.parent.is_dir():
                 raise RequestError(f"run.dir={base.parent} is not a folder. Choose another one.") from None
         except OSError as error:
-            raise RequestError(
-                f"No run folder can be made in {str(base.parent)!r}: {error.strerror}. "
-                "Choose another one with run.dir=…"
-            ) from None
+            mend = "Choose another one with run.dir=…"
+            raise RequestError(f"No run folder can be made in {str(base.parent)!r}: {error.strerror}. {mend}") from None
     raise RequestError(f"There are a thousand runs {base.name} already. Give this one a name: run.name=…")
 
 
@@ -79,10 +77,8 @@ def _check_writable(path: Path) -> None:
         (path / "STOP").unlink()
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise RequestError(
-            f"The folder {str(path.parent)!r} cannot be written: {error.strerror}. Make room, "
-            "or choose another folder with run.dir=…"
-        ) from None
+        mend = "Make room, or choose another folder with run.dir=…"
+        raise RequestError(f"The folder {str(path.parent)!r} cannot be written: {error.strerror}. {mend}") from None
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #23a2fc01
 def new_run_dir(config: Config, label: str, now: float | None = None) -> Path:
@@ -153,10 +149,9 @@ class Session:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #0a446aca
 def environment(config: Config, session: Session) -> dict:
-    """Return the contents of environment.json for a new run as plain values.
+    """Return the contents of environment.json for a new run.
 
-    They hold the platform, versions, git commit, hash of `config`, time limit, resolved `auto` settings, settings
-    without effect, the task's code hashes, and a random `run_id` that copies of the run keep.
+    Among them versions, git commit, hash of `config`, resolved settings, and a `run_id` that copies of the run keep.
     """
     platform = session.platform
     left = filter(None, [leftover_variables(os.environ, in_kernel())])
@@ -258,11 +253,7 @@ def _is_same(handle: int, folder: Path) -> bool:
 # %% ../../nbs/30_runs/01_run_dir.ipynb #9a52b321
 @contextlib.contextmanager
 def claiming(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other processes that look for runs or begin them.
-
-    A missing folder is created, and removed at the end if it is still empty. A read-only folder is not locked, since no
-    run begins there.
-    """
+    """Lock `folder`, if writable, against processes that look for runs or begin them; remove it if it stays empty."""
     folder, handle = folder.absolute(), None
     while handle is None:
         try:
@@ -339,10 +330,7 @@ def _folders_in(folder: Path) -> tuple[list[Path], int, bool]:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #47b95c8a
 def find_runs(folder: Path, depth: int = DEPTH, unread: list[Path] | None = None) -> list[Path]:
-    """Return folders of runs with checkpoints at most `depth` levels below `folder`, nearest first, then by name.
-
-    Unread folders are appended to `unread`. Recently changed folders are read first, so that the limits drop old ones.
-    """
+    """Return runs with checkpoints at most `depth` levels below `folder`, nearest first; `unread`: other folders."""
     runs: list[Path] = []
     level, seen = [folder], 0
     for left in range(depth, -1, -1):
@@ -433,10 +421,7 @@ def near_names(path: Path) -> str:
 
 
 def named_run(given: Any) -> Path:
-    """Return the folder of a Run, a folder, or a name in the platform's folder of runs.
-
-    Names may be those of groups and of runs within groups. Raise RequestError with similar names if there is none.
-    """
+    """Return the folder of a Run, a folder, or a name in the platform's folder of runs; raise RequestError if none."""
     path = _path_of(given)
     if path.is_dir():
         return path if path.name not in ("", "..") else path.resolve()  # `.` has no name

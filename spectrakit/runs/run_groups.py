@@ -80,17 +80,8 @@ def _whole(value: Any) -> int | None:
 class Group:
     """Search or cross-validation in a list; None or '' for unknown facts.
 
-    Attributes:
-        path: Folder of the group.
-        kind: 'search' or 'cross-validation'.
-        status: completed, out_of_time, interrupted, failed, running or unfinished.
-        metric: Name of the metric.
-        value: Best trial's value; score of the held-out samples, or the mean of the folds' values.
-        best: Number of the best trial.
-        done: Finished trials or folds.
-        total: Planned trials or folds.
-        unit: 'trials', 'folds' or 'runs'.
-        seconds: Training time.
+    `value`: the best trial's value, or the score of the held-out samples; `done` of `total` trials or folds (`unit`);
+    `seconds`: training time.
     """
 
     path: Path

@@ -170,12 +170,10 @@ def limits(platform: Platform) -> dict[str, int | None]:
 
 
 def _shown(path: str) -> str:
-    """Return a printable form of a path with any bytes."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _biggest(seen: Walk, runs: list[str], weigh: Callable[[os.stat_result], int]) -> list[tuple[str, int]]:
-    """Return the three heaviest folders with their weight: those of `runs`, and top-level ones."""
     total: Counter = Counter()
     for path, about in seen.files.items():
         parts, run = path.split("/"), next((run for run in runs if path.startswith(run + "/")), "")
@@ -185,13 +183,9 @@ def _biggest(seen: Walk, runs: list[str], weigh: Callable[[os.stat_result], int]
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #913ec087
 def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: list[dict]) -> list[str]:
-    """Return a message for each limit that is near or exceeded, and for deletable files.
+    """Return a message for each limit in `allowed` that is near or exceeded, and for deletable files.
 
-    Args:
-        folder: The output folder.
-        seen: Its files.
-        allowed: Result of `limits`.
-        runs: Facts of its runs.
+    `seen`: the files of `folder`; `runs`: facts of its runs.
     """
     count, size = len(seen.files) + 1, seen.bytes  # with the manifest
     paths, notes = [run["path"] for run in runs], []
@@ -259,10 +253,8 @@ def _folder_to_seal(folder: Path | str | None, platform: Platform) -> Path:
             f"There is no folder {str(path)!r}. Name the one that holds the output, such as seal_output('runs')."
         )
     if folder is None and platform.name == "local" and path.resolve() in (Path.home().resolve(), Path("/")):
-        raise RequestError(
-            f"This session works in {str(path)!r}, which holds more than its output. Name a folder, "
-            "such as seal_output('runs')."
-        )
+        mend = "Name a folder, such as seal_output('runs')."
+        raise RequestError(f"This session works in {str(path)!r}, which holds more than its output. {mend}")
     return path.resolve()
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #16f12d76
@@ -295,15 +287,11 @@ def _warnings(runs: list[dict], left_out: list[dict]) -> list[str]:
 def seal_output(folder: Path | str | None = None, *, show: bool = True) -> Sealed:
     """Write output-manifest.json for `folder`, and report limits of the platform that are near.
 
-    The manifest lists every file with size and SHA-256, the runs with seeds and settings, and versions. Call it in the
-    last cell of a notebook; unreadable files are reported, not raised.
+    It lists files with size and SHA-256, runs and versions. Call it in the last cell of a notebook.
 
     Args:
         folder: Folder to seal. Default: the platform's output folder.
-        show: Print the report. Default: True.
-
-    Returns:
-        Path of the manifest, counts and messages.
+        show: Print the report.
 
     Raises:
         RequestError: If the folder does not exist.
@@ -334,10 +322,9 @@ QUICK_BYTES = 2**28
 
 
 def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
-    """Seal the output after a run if it has limits, or report near ones.
+    """Seal the output after a run if it has limits, or report near ones; raise no errors.
 
-    In interactive mode, or with more than QUICK_BYTES to hash, it only reports; `show` prints it. Runs outside the
-    output folder are ignored. Raise no errors.
+    In interactive mode, or with more than QUICK_BYTES to hash, it only reports; `show` prints it.
     """
     folder = Path(platform.working_dir)
     with contextlib.suppress(OSError, RequestError):

@@ -172,12 +172,7 @@ _LITTLE_S = 10.0  # for a process busy with an abandoned batch
 class Answers:
     """Answers to all batches, one at a time; `answer` never raises.
 
-    Args:
-        worker: Process that predicts.
-        standing: Fallback answers.
-        batch_s: Seconds per batch.
-        left_s: Returns the session's seconds left; None: no limit.
-        say: Prints a line.
+    `worker` predicts, `standing` is the fallback after `batch_s` seconds; `say` prints; `left_s` returns the time left.
     """
 
     def __init__(

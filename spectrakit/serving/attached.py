@@ -31,17 +31,7 @@ def _furthest(task: str, folders: list[Path], unread: list[Path]) -> list[RunOut
 
 # %% ../../nbs/84_serving/03_attached.ipynb #attached
 def attached_runs(task: str) -> list[Run]:
-    """Return a task's finished runs among the notebook's inputs, for `sk.predict(task, runs=…)`.
-
-    Args:
-        task: Name of the task, such as 'table', or of its class.
-
-    Returns:
-        Finished runs, best first; without one the furthest run.
-
-    Raises:
-        RequestError: There is no run with a valid checkpoint.
-    """
+    """Return finished runs of `task` among the inputs, best first, for `sk.predict(task, runs=…)`, or the furthest."""
     folders = [Path(real) for _, real in input_folders(os.environ, "/")]
     unread: list[Path] = []
     furthest = _furthest(task, folders, unread)

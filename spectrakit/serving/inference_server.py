@@ -112,7 +112,6 @@ _ONE_PROCESS = ("launch.mode=auto", "distributed.world_size=1", "dataloader.num_
 
 
 def _settings(run: Run, task: Any, words: Sequence[str], trust: bool) -> Config:
-    """Return a run's settings for answering, `words` applied last."""
     config = override(settings_to_use(run, task, trust), *_RESET)
     seen = {name: value for name, value in config.distributed.env.items() if name != "CUDA_VISIBLE_DEVICES"}
     config = replace(config, distributed=replace(config.distributed, env=seen))  # not limited to the GPU of its fold
@@ -133,16 +132,13 @@ def _chosen_runs(run: Any, runs: Any, how: Any, trust: bool) -> tuple[list[tuple
 def _check_serves(task: Any) -> None:
     made = load_task(task) if isinstance(task, str) else task
     if not provides(made, "serve_dataset"):
-        raise RequestError(
-            f"{type(made).__name__} cannot answer batches of an evaluation API. Write `serve_dataset(cfg, *given)`, "
-            "which returns the samples of one batch."
-        )
+        mend = "Write `serve_dataset(cfg, *given)`, which returns the samples of one batch."
+        raise RequestError(f"{type(made).__name__} cannot answer batches of an evaluation API. {mend}")
 
 
 def _answerers(
     task: Any, chosen: tuple[list[tuple[Run, float]], str], words: Sequence[str], trust: bool
 ) -> tuple[Any, RunRequest, Answerers]:
-    """Return the checked task, the process's request, and the runs with settings."""
     each, how = chosen
     settings = [_settings(run, task, words, trust) for run, _ in each]
     task = resolve_task(each[0][0], task, settings[0])
@@ -154,7 +150,6 @@ def _answerers(
 
 # %% ../../nbs/84_serving/02_inference_server.ipynb #d90e4a52
 def _sample_for(task: Any, request: RunRequest, folder: Path) -> Sample | None:
-    """Return the sample submission for fallback answers, or None."""
     made = load_task(task) if isinstance(task, str) else task
     with contextlib.suppress(Exception):  # the sample is optional
         return find_sample(made, request.config, [folder])
@@ -184,7 +179,6 @@ def _time_left(request: RunRequest) -> Callable[[], float | None]:
 
 
 def _time_text(request: RunRequest, left_s: float | None) -> str:
-    """Return a sentence on how long batches are predicted."""
     if left_s is None:
         over = "no time limit" if request.ends is None else "the limit is long over, so it is not this session's"
         return f"all batches are predicted: {over} ({request.limit.reason})"
@@ -204,7 +198,6 @@ def _predict_of(answers: Answers) -> Callable[..., Any]:
 
 
 def _run_gateway(server: Any, rerun: bool, data_paths: Any) -> None:
-    """Serve the gateway in the rerun, otherwise run the local one."""
     if rerun:
         server.serve()
     elif data_paths is None:
@@ -227,26 +220,20 @@ def serve(  # noqa: PLR0913  what a server is begun with; all but the task have 
 ) -> Served:
     """Serve a competition's evaluation API with the best checkpoints of one or several runs.
 
-    In the rerun this waits for the gateway; elsewhere the local gateway sends the public rows. Once the server runs,
-    errors do not end it: batches that fail, are late or come at the session's end get the fallback answer.
+    In the rerun this waits for the gateway; elsewhere the local gateway sends the public rows. Batches that fail, are
+    late or come at the session's end get the fallback answer.
 
     Args:
         task: Task object or name, with `serve_dataset`. None: the run's task.
         run: The run or its folder.
-        overrides: Settings such as 'watchdog.limit=12h' if the competition allows more time. Default: the run's,
-            except time limit and processes.
-        runs: Several runs, averaged as in `sk.predict` and spread over all GPUs or 'trainer.devices'; a model that
-            does not answer is left out of a batch.
+        overrides: Settings such as 'watchdog.limit=12h'. Default: the run's, except time limit and processes.
+        runs: Several runs, averaged as in `sk.predict` and spread over all GPUs.
         how: Kind of average or weights, as in `sk.predict`, except 'rank'; labels are voted for.
         data: Competition's slug or folder. Default: the only input with a `kaggle_evaluation`.
-        prior: Fallback answer: value, {column: value}, or function of the batch. Default: the typical value of earlier
-            answers, or of the sample submission.
+        prior: Fallback answer: value, {column: value}, or function of the batch. Default: a typical value.
         batch_s: Seconds per batch; gateways have allowed at least 300.
         data_paths: Paths for the local gateway.
         trust: As in `sk.predict`.
-
-    Returns:
-        Statistics of the answers.
 
     Raises:
         RequestError: The server cannot start.

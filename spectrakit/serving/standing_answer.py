@@ -24,7 +24,6 @@ _KEPT = 2000  # values kept per column, the newest
 
 
 def _plain(value: Any) -> Any:
-    """Return a Python scalar: the element of a one-element array or tensor, None for pandas' NA."""
     if hasattr(value, "item") and getattr(value, "shape", ()) in ((), (1,)):
         return value.item()
     return None if type(value).__name__ in ("NAType", "NaTType") else value
@@ -84,7 +83,6 @@ def is_scored(value: Any, numeric: bool, blank: bool = True) -> bool:
 
 
 def _as_numbers(values: Sequence[Any]) -> tuple[list, str]:
-    """Return all integers or all floats, and a message if they had another form."""
     plain, form = [_plain(value) for value in values], ""
     if not all(value is None or type(value) in (int, float) for value in plain):
         flags = any(isinstance(value, bool) for value in plain)
@@ -159,7 +157,6 @@ def value_for(name: str, prior: Any, values: dict[str, list]) -> Any:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #5b0e7c14
 def _facts_of(sample: Sample) -> tuple[dict[str, list], tuple[str, ...], bool]:
-    """Return a sample's values by column, id columns, and whether each id has one row."""
     sheet = sample.sheet
     columns = dict(zip(sheet.columns, zip(*sheet.rows, strict=True), strict=False))
     values = {name: [_parse_cell(text.strip()) for text in texts[:_KEPT]] for name, texts in columns.items()}
@@ -169,16 +166,7 @@ def _facts_of(sample: Sample) -> tuple[dict[str, list], tuple[str, ...], bool]:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #1dc0f944
 class StandingAnswer:
-    """Fallback answers.
-
-    Args:
-        prior: Value for each row, {column: value}, or function of the batch. Default: typical values.
-        sample: Sample submission, which must have the columns of `prior`.
-        is_table: Whether answers are tables.
-
-    Raises:
-        RequestError: `prior` does not fit.
-    """
+    """Fallback answers: `prior` as in `serve`, by default typical values; `sample` must have its columns."""
 
     def __init__(self, prior: Any = None, sample: Sample | None = None, is_table: bool = True):
         self.prior = prior
@@ -215,7 +203,6 @@ class StandingAnswer:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #8c0beac0
 def _with_ids(mine: dict[str, list], fills: dict[str, list], standing: StandingAnswer) -> tuple[dict[str, list], str]:
-    """Return rows of `mine` for the batch's ids in `fills`, and a message or ''."""
     repeated = len({*_keys(fills, standing.ids)}) < len(fills[standing.ids[0]])
     if repeated and standing.one_row_each and len({*(keys := _keys(mine, standing.ids))}) == len(keys):
         fills = _one_row_each(fills, standing.ids)
@@ -252,7 +239,6 @@ def _repaired_column(
 def _repaired_table(
     answer: Any, right: Any, standing: StandingAnswer, given: Sequence[Any]
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return `answer` with columns, rows and finite values of `right`, and messages."""
     mine, fills, wrong = columns_of_frame(answer), columns_of_frame(right), list[str]()
     kinds = standing.columns or {name: False for name in mine}
     has_ids = all(any(is_frame(table) and name in map(str, table.columns) for table in given) for name in standing.ids)

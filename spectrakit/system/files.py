@@ -34,7 +34,6 @@ _CHUNK = 2**24  # bytes per read
 
 # %% ../../nbs/00_system/08_files.ipynb #8dded1b3
 def _fsync(handle: int) -> None:
-    """Flush an open file to disk, if it can be flushed."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -153,10 +152,9 @@ def _start_of_names(path: Path) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path, stream: bool = True) -> Iterator[IO[bytes]]:
-    """Yield an open temporary file next to `path`, and move it to `path` at the end of the block.
+    """Yield an open temporary file beside `path`, and move it there at the end of the block; on failure the old stays.
 
-    Its name contains the process id, which identifies leftovers. If the block fails, the old file stays. A link at
-    `path` is replaced; a device or pipe, if `stream` permits it, is written to directly. Others raise OSError.
+    A link at `path` is replaced; a device or pipe, if `stream` permits it, is written to. Others raise OSError.
     """
     if is_stream(path):
         if not stream:
@@ -319,10 +317,7 @@ def _full(folder: str | Path) -> str:
 
 
 def storage_problem(folder: str | Path, error: OSError | None = None) -> str:
-    """Return why no file can be written in `folder`, as the end of a sentence, or ''.
-
-    An earlier `error` of a write there counts even if the test succeeds.
-    """
+    """Return why no file can be written in `folder`, as the end of a sentence, or ''; also for an earlier `error`."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             if file.write(bytes(_PROBE_BYTES)) < _PROBE_BYTES:
@@ -342,8 +337,7 @@ _OF_STORAGE = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}
 
 
 def storage_cause(error: str, *folders: str | Path) -> str:
-    """Return the storage problem behind the text `error` in brackets, such as ' (/tmp is full: 0 B are free of 1 MiB)',
-    or ''.
+    """Return the storage problem behind `error`, such as ' (/tmp is full: 0 B are free of 1 MiB)', or ''.
 
     `folders` are tested if the error names no file.
     """

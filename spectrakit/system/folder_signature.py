@@ -46,7 +46,6 @@ def _read_key(file: Path) -> bytes | None:
 
 
 def _make_key(folder: Path) -> None:
-    """Write a key into `folder` atomically, unless there is one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".key-", dir=folder)  # mode 0600
     try:

@@ -44,7 +44,6 @@ def _folders_in(folder: str) -> list[str]:
 
 
 def _by_name(folder: str, kinds: tuple[str, ...], parts: list[str]) -> list[str]:
-    """Return the matching folders of the newer layout, else the first of the older."""
     folders = []
     for kind in kinds:
         base = os.path.join(folder, kind)
@@ -62,10 +61,7 @@ MAX_FOLDERS = 5000  # largest number of folders to search
 
 
 def _holding(folder: str, marker: str) -> list[str]:
-    """Return the outermost folders at or below `folder` that contain `marker`, a file name or a pattern.
-
-    Raise FileNotFoundError if none of the first MAX_FOLDERS folders contains it and there are more.
-    """
+    """Return the outermost folders at or below `folder` with `marker`, among the first MAX_FOLDERS."""
     level, looked_at = [folder], 0
     for _ in range(DEPTH + 1):
         some = level[: MAX_FOLDERS - looked_at]
@@ -85,10 +81,8 @@ def _holding(folder: str, marker: str) -> list[str]:
 def _checked_marker(marker: str) -> str:
     parts = marker.split("/") if isinstance(marker, str) else [""]
     if "\0" in str(marker) or any(part.strip() in ("", ".", "..") or "**" in part for part in parts):
-        raise ValueError(
-            f"The marker {marker!r} is not a file name. Write a name or a pattern, such as "
-            "'train.csv' or '*.h5': it is searched for in all folders by itself."
-        )
+        mend = "Write a name or a pattern, such as 'train.csv' or '*.h5': it is searched for in all folders by itself."
+        raise ValueError(f"The marker {marker!r} is not a file name. {mend}")
     return marker
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc04
@@ -156,8 +150,8 @@ def find_input(
 
     Args:
         slug: Name such as 'coffee-spectra', 'ada/coffee-spectra' or 'datasets/ada/coffee-spectra'.
-        marker: File name or pattern that only this input contains (default: none). The result is then the folder with
-            that file, at or below the named folder, or in any input, with a warning.
+        marker: File name or pattern; the result is then the folder with it, below the named one or, with a warning,
+            any.
         environ: Environment variables (default: this process's own).
         root: Root of the file system (default '/').
 
@@ -188,15 +182,7 @@ def find_input(
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc07
 def has_internet(timeout_s: float = 2.0, host: str = "example.com", port: int = 443) -> bool:
-    """Check whether a TCP connection can be opened, including the name lookup. Nothing is sent.
-
-    Args:
-        timeout_s: Time limit in seconds (default 2).
-        host, port: Address to connect to (default example.com:443); behind a proxy the proxy's.
-
-    Raises:
-        ValueError: If `timeout_s` is invalid.
-    """
+    """Check within `timeout_s` seconds whether a TCP connection to `host`:`port` can be opened. Nothing is sent."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s={timeout_s!r} is not a valid time. Use seconds above zero, such as 2.")
     answers = []

@@ -181,9 +181,9 @@ class Form(NamedTuple):
 
 
 def _form(whose: str, starts: str, body: str) -> Form:
-    """Return the form of a row of the table. A key that may contain a dash does not begin after one.
+    """Return the form of a row; a key that may contain a dash does not begin after one.
 
-    The group `glued` matches a key after another letter, as in `f"x{token}"`; it must look random.
+    The group `glued` matches a key after another letter, which must look random.
     """
     words, first = tuple(starts.split()), _FIRST.replace("{}", "-" if "-]" in body else "")
     return Form(whose, words, f"(?:{first}|(?P<glued>))(?P<secret>(?:{'|'.join(map(re.escape, words))}){body})")
@@ -249,9 +249,7 @@ class FoundSecret(NamedTuple):
 
 
 def _is_right(whose: str, secret: str) -> bool:
-    if (
-        whose == "Basic password"
-    ):  # 'Basic understanding' is no password, nor 'Basic Overview', which decodes to b":\xf7…"
+    if whose == "Basic password":  # not 'Basic understanding', nor 'Basic Overview', which decodes to b":\xf7…"
         with contextlib.suppress(ValueError):
             told = base64.b64decode(secret + "=" * (-len(secret) % 4), validate=True).decode()
             return ":" in told and told.isprintable()
@@ -379,22 +377,7 @@ def _needles() -> tuple[tuple[str, str], ...]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #1408e377
 HIDDEN = "<hidden>"
-_STEMS = (
-    "pass",
-    "pw",
-    "key",
-    "token",
-    "secret",
-    "cred",
-    "auth",
-    "cookie",
-    "jwt",
-    "dsn",
-    "webhook",
-    "bearer",
-    "pat",
-    "sas",
-)
+_STEMS = _words("pass pw key token secret cred auth cookie jwt dsn webhook bearer pat sas")
 _SET_TO = r"""\\?["']?\]?[ \t]{0,4}+(?:[:=]=?>?)[ \t]{0,4}+\[?"""
 _BESIDE = r"""\\?["'],[ \t]{0,4}+(?=[rbuf]?\\?["'])"""  # ('PASSWORD', '…'): an item, an argument and its value
 _NAMED = re.compile(rf"(?<![\w.-])([\w.-]{{2,200}}+)({_SET_TO}|{_BESIDE})")
@@ -610,10 +593,10 @@ def known_masked(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Return `text` with a placeholder for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`.
+    """Return `text` with a placeholder for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`. Never raises.
 
-    Secrets are values of secret environment variables and of `secret` in many spellings, keys of some seventy services,
-    and values of names such as `password`; also inside base64 and hexadecimal, and across a line break. Never raises.
+    Secrets are values of secret variables and of `secret`, keys of some seventy services, and values of names such as
+    `password`; also inside base64 and hexadecimal, and across a line break.
     """
     return text if len(text) < 4 else _without(_FINDERS, text)
 
@@ -653,7 +636,6 @@ _OPEN_BLOCK = re.compile(rf"{_HEAD}{_LINE}{{0,40}}+\Z", re.M)
 
 
 def _before_open(text: str) -> int:
-    """Return the position of the last lines that may begin a multi-line secret."""
     key = _OPEN_KEY.search(text, max(0, text.rfind("-----BEGIN "), text.rfind("PuTTY-User-Key-File-")))
     blocks = _OPEN_BLOCK.finditer(text) if any(stem in text.lower() for stem in _STEMS) else ()
     begins = [block.start() for block in blocks if secrecy(block[2])]

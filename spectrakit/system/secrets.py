@@ -150,17 +150,9 @@ def _suggested_name(name: str) -> str:
 
 
 def secret(name: str, default: str | None = None) -> Secret:
-    """Return a secret: the environment variable `name`, else Kaggle's or Colab's secret of that name, else `default`.
+    """Return the environment variable `name`, else Kaggle's or Colab's secret of that name, else `default`.
 
-    It prints as `***`; `.reveal()` returns the text.
-
-    Args:
-        name: Name of the secret.
-        default: Value of a missing secret (default: an error).
-
-    Raises:
-        SecretError: If the secret is missing without a `default`.
-        ValueError: If an argument is invalid.
+    It prints as `***`; `.reveal()` returns the text. Raise SecretError if missing, ValueError for a wrong argument.
     """
     name = _checked_name(name)
     if default is not None and not isinstance(default, str):

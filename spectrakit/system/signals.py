@@ -53,12 +53,9 @@ def share_signals(received: list[int]) -> None:
 def interrupts(
     raises_at: Callable[[], float] = _never, number: int = signal.SIGINT, into: list[int] | None = None
 ) -> Iterator[list[int]]:
-    """Record a signal in a list within this block instead of raising, in the main thread.
+    """Record signals in a list within this block instead of raising, in the main thread.
 
-    Args:
-        raises_at: Returns the number of signals from which KeyboardInterrupt is raised (default: never).
-        number: Signal (default: SIGINT, Ctrl-C).
-        into: List of signals (default: a new one, the enclosing block's, or this thread's from `share_signals`).
+    `raises_at` returns the number from which KeyboardInterrupt is raised (default: never); `into`: the list.
     """
     if threading.current_thread() is not threading.main_thread():
         yield getattr(_of_thread, "received", []) if into is None else into

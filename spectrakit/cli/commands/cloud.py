@@ -40,12 +40,8 @@ def _cloud_parser() -> Parser:
     parser.option("--profile", "NAME", "trainer profile; default: a100, gpu, kaggle")
     parser.option("--gpu", "NAME", "GPU; default: A100-80GB at Modal, T4 at Colab")
     parser.option("--hours", "H", "time limit in hours; default: 30 in all, 24 per job, 11 per session", type=float)
-    parser.option(
-        "--data", "NAME", "a volume at Modal, mounted as /data, or a folder of Drive at Colab, such as MyDrive/spectra"
-    )
-    parser.option(
-        "--env-from", "NAME", "a secret of Modal, which becomes environment variables; may be repeated", repeated=True
-    )
+    parser.option("--data", "NAME", "a volume at Modal, mounted as /data, or Colab's folder of Drive: MyDrive/spectra")
+    parser.option("--env-from", "NAME", "a secret of Modal, for variables; may be repeated", repeated=True)
     parser.option("--gpus", "N", "SLURM: GPUs of one machine; default: 1", type=int, default=1)
     for name in _ONLY_SLURM:
         parser.option(f"--{name}", "TEXT", f"SLURM: {name}")

@@ -26,7 +26,6 @@ def _profile_names() -> list[str]:
 
 
 def _keys(begun: str) -> list[str]:
-    """Return profile groups and settings: blocks first, then settings of the typed block."""
     from spectrakit.config.profile_files import profiles
     from spectrakit.config.schema import settings
 
@@ -37,7 +36,6 @@ def _keys(begun: str) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/12_completion.ipynb #1e456ff7
 def _values(key: str) -> list[str]:
-    """Return `key=value` for a group's profiles or a setting's choices."""
     from spectrakit.config.profile_files import profiles
     from spectrakit.config.schema import settings
 

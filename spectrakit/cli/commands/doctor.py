@@ -32,14 +32,7 @@ from ...system.units import format_bytes
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #c345c119
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
-
-    Args:
-        name: Subject, such as 'torch'.
-        state: 'ok', 'warning' (a run works, with less) or 'error' (a run fails).
-        text: The finding.
-        fix: Line to type, or ''.
-    """
+    """Result of a check: `state` is 'ok', 'warning' (a run works, with less) or 'error'; `fix` a line to type."""
 
     name: str
     state: str
@@ -115,11 +108,7 @@ print(json.dumps(told))
 
 
 def torch_facts(timeout_s: float = 120.0) -> dict[str, Any]:
-    """Return torch's version, CUDA, availability, GPUs and NCCL, from a new process; `error` if it fails.
-
-    Args:
-        timeout_s: Seconds for the import.
-    """
+    """Return torch's version, CUDA, availability, GPUs and NCCL, from a new process; `error` if it fails."""
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout_s)
         return (
@@ -135,12 +124,7 @@ def _last(text: str) -> str:
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #3426c633
 def torch_findings(facts: dict[str, Any], platform: Platform) -> list[Finding]:
-    """Return findings about torch and GPUs.
-
-    Args:
-        facts: Of `torch_facts`.
-        platform: This machine.
-    """
+    """Return findings about torch and GPUs from `torch_facts`."""
     if "error" in facts:
         return [Finding("torch", "error", f"cannot be imported: {facts['error']}", "pip install torch")]
     cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU build"
@@ -163,13 +147,7 @@ LEAST_SHARED_BYTES, LEAST_DISK_BYTES, LEAST_OPEN_FILES, MOST_DRIFT_S = GIB, 5 * 
 
 
 def memory_findings(platform: Platform, shared_bytes: int | None, open_files: int | None) -> list[Finding]:
-    """Return findings about memory, shared memory and open files.
-
-    Args:
-        platform: This machine.
-        shared_bytes: Size of /dev/shm (None: unknown).
-        open_files: Most files that a process may open (None: unknown).
-    """
+    """Return findings about memory, /dev/shm (`shared_bytes`) and `open_files` of a process; None: unknown."""
     swap = f", swap {platform.swap_gib:.1f} GiB"
     findings = [Finding("memory", "ok", f"{platform.memory_gib:.1f} GiB{swap}, {platform.cores} cores")]
     if shared_bytes is not None and shared_bytes < LEAST_SHARED_BYTES:
@@ -195,12 +173,7 @@ def _open_files() -> int | None:
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #49f06ce7
 def folder_findings(folder: str, free_bytes: int) -> list[Finding]:
-    """Return findings about space, permission, locks and clock of the results' disk.
-
-    Args:
-        folder: Folder of results.
-        free_bytes: Bytes that may be written there.
-    """
+    """Return findings about space, permission, locks and clock of the results' disk."""
     if problem := storage_problem(folder):
         return [Finding("disk", "error", f"{folder} {problem}", "run.dir=FOLDER on another disk")]
     free = f"{folder}: {format_bytes(free_bytes, binary=True)} may be written"
@@ -225,12 +198,7 @@ def _can_lock(handle: int) -> bool:
 
 
 def clock_finding(drift_s: float, now: float) -> Finding:
-    """Return the finding about the clock.
-
-    Args:
-        drift_s: Time of a new file minus the time here, in seconds.
-        now: Time here, in Unix seconds.
-    """
+    """Return the finding about the clock; `drift_s`: time of a new file minus the time here, `now` in Unix seconds."""
     import spectrakit
 
     if now < os.stat(spectrakit.__file__).st_mtime - MOST_DRIFT_S:

@@ -30,7 +30,6 @@ def _is_setting(word: str) -> bool:
 
 
 def _explanation(options: Namespace) -> "Explanation | SettingHelp":
-    """Return the description of the single setting, else of the configuration."""
     from spectrakit.config.compose import compose
     from spectrakit.config.explain import explain
 

@@ -27,9 +27,7 @@ def _find_lr_parser() -> Parser:
     parser.option("--highest", "RATE", "last rate; default: %(default)g", type=float, default=1.0)
     parser.option("--steps", "N", "optimizer steps; default: %(default)s", type=int, default=100)
     parser.option("--out", "FILE", "draw the losses into this file: PNG, SVG or PDF by its ending")
-    parser.flag(
-        "--quiet", "print only the override, as for: spectrakit train coffee $(spectrakit find-lr coffee --quiet)"
-    )
+    parser.flag("--quiet", "print only the override, for: spectrakit train coffee $(spectrakit find-lr coffee --quiet)")
     return parser
 
 # %% ../../../nbs/94_cli/03_commands/03_find_lr.ipynb #2566c21b

@@ -31,12 +31,8 @@ def _ask(options: Namespace) -> None:
 
     options.title = options.title or answer(f"Title, 5 to 50 characters (default: from {options.folder!r})")
     options.owner = options.owner or answer("Your Kaggle name (default: from kaggle.json)")
-    options.competition = (
-        options.competition or (answer("Competitions, separated by spaces (default: none)") or "").split()
-    )
-    options.dataset = (
-        options.dataset or (answer("Data sets as owner/slug, separated by spaces (default: none)") or "").split()
-    )
+    options.competition = options.competition or (answer("Competitions (default: none)") or "").split()
+    options.dataset = options.dataset or (answer("Data sets as owner/slug (default: none)") or "").split()
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #37815be3
 _ATTACHED = {
@@ -68,18 +64,10 @@ def _init_parser() -> Parser:
     parser.option("folder", "DIR", "the kernel's folder; its name is the default title")
     parser.option("--owner", "NAME", "your Kaggle name; default: KAGGLE_USERNAME, kaggle.json, or a placeholder")
     parser.option("--title", "TEXT", "title of 5 to 50 characters; the address is made from it")
-    parser.option(
-        "--kind",
-        "KIND",
-        "notebook, script, or utility (a script that other kernels import); default: notebook",
-        default="notebook",
-    )
-    parser.option(
-        "--task", "TASK", "a built-in name or file.py:Name; default: table for a competition, else a template"
-    )
-    parser.option(
-        "--metric", "NAME", "the competition's metric, which selects the best checkpoint; default: by the tables"
-    )
+    kinds = "notebook, script, or utility (a script that other kernels import); default: notebook"
+    parser.option("--kind", "KIND", kinds, default="notebook")
+    parser.option("--task", "TASK", "built-in name or file.py:Name; default: table for a competition, else a template")
+    parser.option("--metric", "NAME", "the competition's metric, for the best checkpoint; default: by the tables")
     _add_sources(parser)
     parser.flag("--interactive", "ask for missing options")
     parser.flag("--force", "overwrite existing files")
@@ -108,10 +96,7 @@ _METRICS = {"label": "accuracy", "probability": "auc", "numbers": "rmse"}  # by 
 
 
 def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
-    """Return the settings that the tables imply: id, target, kind, answer, metric.
-
-    `metric`: the competition's name for it. Raise RequestError if the tables do not fit.
-    """
+    """Return the settings that the tables imply: id, target, kind, answer, metric (`metric`: the competition's)."""
     from spectrakit.config.compose import compose
     from spectrakit.config.metric_direction import metric_named
     from spectrakit.system.errors import RequestError
@@ -141,7 +126,6 @@ def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #wt000002
 def _words_of_sample(file: Path) -> list[str]:
-    """Return settings of a sample submission: its first column is the id, the others are targets."""
     from spectrakit.system.errors import RequestError
     from spectrakit.tasks.table.files import few, read_table
 
@@ -154,10 +138,7 @@ def _words_of_sample(file: Path) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #ffd47c3f
 def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> tuple[str, ...]:
-    """Return a competition's settings of `Table`: its data, and settings implied by present files.
-
-    `data`: their folder (None: searched by slug). Raise RequestError if files or metric are not usable.
-    """
+    """Return a competition's settings of `Table`, by its files in `data` (None: searched) if they are here."""
     from spectrakit.config.metric_direction import metric_named
     from spectrakit.kaggle.metadata import split_source
     from spectrakit.system.errors import RequestError
@@ -177,10 +158,8 @@ def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> 
         return (*words, *_words_of_tables(folder, metric), *later)
     if sample := sample_file(folder):
         return (*words, *_words_of_sample(sample), *metric_words, *later)
-    raise RequestError(
-        f"{str(folder)!r} has neither train.csv nor a sample submission, so Table cannot use it. "
-        "Write your own task: --task file.py:Name."
-    )
+    mend = "Write your own task: --task file.py:Name."
+    raise RequestError(f"{str(folder)!r} has neither train.csv nor a sample submission, so Table cannot use it. {mend}")
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #ae5563d1
 def init(arguments: Sequence[str]) -> int:
@@ -213,9 +192,7 @@ def _add_check_options(parser: Parser) -> None:
     parser.option("folder", "DIR", "the kernel's folder")
     parser.option("--owner", "NAME", "your Kaggle name, for a placeholder in the metadata")
     parser.option("--data", "DIR", "also check this folder for upload as a data set")
-    parser.option(
-        "--wheels", "DIR", "attached wheels, which push names in the kernel; default: a wheelhouse beside DIR"
-    )
+    parser.option("--wheels", "DIR", "attached wheels, named in the kernel; default: a wheelhouse beside DIR")
     parser.option("--timeout", "TIME", "time limit of the session on Kaggle, such as 9h")
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #553222be
@@ -367,7 +344,6 @@ def submit(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #9481553a
 def _kernel_parser(name: str, text: str, examples: str) -> Parser:
-    """Return the parser of a command on an existing kernel."""
     parser = make_parser(f"kaggle {name}", text, examples)
     parser.option("kernel", "KERNEL", "its folder, or owner/slug")
     parser.flag("--dry-run", "show the command without running it")
@@ -472,10 +448,8 @@ def kaggle(arguments: Sequence[str]) -> int:
     from spectrakit.system.errors import RequestError, did_you_mean
 
     name = parser.parse_known_args(words)[0].command
-    raise RequestError(
-        f"There is no command 'kaggle {name}'. There are {', '.join(KAGGLE_COMMANDS)}."
-        f"{did_you_mean(name, KAGGLE_COMMANDS)}"
-    )
+    mend = f"{did_you_mean(name, KAGGLE_COMMANDS)}"
+    raise RequestError(f"There is no command 'kaggle {name}'. There are {', '.join(KAGGLE_COMMANDS)}.{mend}")
 
 
 COMMANDS: dict[str, Command] = {"kaggle": kaggle}

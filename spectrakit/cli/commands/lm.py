@@ -23,9 +23,7 @@ def _export_parser() -> Parser:
     parser.option("folder", "DIR", "folder to write; an earlier export is replaced")
     parser.flag("--adapters", "only the adapters of a LoRA run; default: merged into the weights")
     parser.option("--base", "MODEL", "new place of the model that the run started from")
-    parser.add_argument(
-        "--dtype", help="data type of the weights: float32, float16, bfloat16, or auto for the base model's"
-    )
+    parser.add_argument("--dtype", help="of the weights: float32, float16, bfloat16, or auto for the base model's")
     return parser
 
 

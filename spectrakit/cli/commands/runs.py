@@ -45,7 +45,6 @@ def _line_of_group(group: "Group") -> tuple[str, ...]:
 
 
 def _begun(path: Path) -> float:
-    """Return a run's last start in Unix seconds."""
     known = [path / name for name in ("config.yaml", "settings.yaml")]
     return next((file for file in known if file.is_file()), path).stat().st_mtime
 
@@ -96,7 +95,6 @@ def run_lines(run: "Run") -> list[str]:
 
 
 def _evaluation_lines(history: "History", newest: int = 10) -> list[str]:
-    """Return lines for the `newest` evaluations, and an older best one."""
     from spectrakit.view.terminal import evaluation_line
 
     evaluations = history.of_type("eval")
@@ -209,9 +207,7 @@ def compare(arguments: Sequence[str]) -> int:
     )
     parser.option("runs", "RUN", "a run's folder, or its name", nargs="+")
     parser.option("--x", "AXIS", "horizontal axis: step, time or samples; default: step", default="step")
-    parser.add_argument(
-        "--metric", action="append", help="metric to draw; may be repeated; default: the monitored metrics"
-    )
+    parser.add_argument("--metric", action="append", help="to draw; may be repeated; default: the monitored ones")
     parser.option("--out", "FILE", "draw the curves into this file")
     options = parser.parse_args(arguments)
     from spectrakit.pages.comparison import compare as compare_runs

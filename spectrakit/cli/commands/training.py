@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/94_cli/03_commands/01_training.ipynb #51e00c4b
 def _add_requeue(parser: Parser) -> None:
-    parser.flag(
-        "--requeue", "exit with status 75 if the run was interrupted or out of time and can continue, for schedulers"
-    )
+    parser.flag("--requeue", "exit with status 75 if the run can continue, for schedulers")
 
 
 def _train_parser() -> Parser:

@@ -33,27 +33,12 @@ _EXAMPLES = """
 def _wheelhouse_parser() -> Parser:
     parser = make_parser("wheelhouse", _ABOUT, _EXAMPLES)
     parser.option("out", "OUT", "folder to make; an earlier wheelhouse is replaced")
-    parser.option(
-        "--for",
-        "WHERE",
-        "kaggle, colab, or any machine with torch: python==3.12; default: kaggle",
-        dest="target",
-        default="kaggle",
-    )
+    where = "kaggle, colab, or any machine with torch: python==3.12; default: kaggle"
+    parser.option("--for", "WHERE", where, dest="target", default="kaggle")
     parser.option("--extras", "NAMES", "extras of spectrakit, such as demo,mlflow", repeated=True)
-    parser.option(
-        "--with",
-        "WHAT",
-        "additional package, for launch processes only if the platform has an older one; may be repeated",
-        dest="launch",
-        repeated=True,
-    )
-    parser.option(
-        "--packages",
-        "FILE",
-        "packages of the platform, as written there by: pip freeze --all > FILE; "
-        "default: the list that comes with spectrakit",
-    )
+    more = "additional package, for launch processes only if the platform has an older one; may be repeated"
+    parser.option("--with", "WHAT", more, dest="launch", repeated=True)
+    parser.option("--packages", "FILE", "of the platform, by: pip freeze --all > FILE; default: spectrakit's list")
     parser.option("--owner", "NAME", "your Kaggle user name, for dataset-metadata.json")
     parser.option("--wheel", "FILE", "wheel of spectrakit, if already built")
     parser.flag("--no-check", "do not try it")
@@ -61,7 +46,6 @@ def _wheelhouse_parser() -> Parser:
 
 # %% ../../../nbs/94_cli/03_commands/04_wheelhouse.ipynb #2dda0951
 def _next_steps(house: "Wheelhouse") -> str:
-    """Return the remaining manual steps."""
     from spectrakit.kaggle.offline.install_cell import PLACEHOLDER
 
     if house.manifest["for"].startswith("python"):

@@ -40,7 +40,6 @@ class DryInstall:
 
 
 def _outcome(done: subprocess.CompletedProcess) -> str:
-    """Return the last line of a process's output."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return (lines[-1] if lines else f"it ended with status {done.returncode}, without output")[:400]
 
@@ -181,7 +180,6 @@ def _install_and_check(
 def _untried(
     shipped: PlatformPackages, python: str | None, tried_with: Sequence[str], isolated: bool
 ) -> tuple[str, ...]:
-    """Return a sentence per test that was impossible with the Pythons `tried_with`."""
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     lines = []
     if python is None:

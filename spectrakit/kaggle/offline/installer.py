@@ -112,7 +112,6 @@ def check_python(manifest: dict) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #5c71da25
 def _packaging(name: str) -> "Any":
-    """Return a module of packaging, or of pip's copy."""
     for home in ("packaging.", "pip._vendor.packaging."):
         try:
             return importlib.import_module(home + name)
@@ -319,10 +318,9 @@ def _print_summary(installed: list, wheels: list) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #3fe51605
 def install(folder: "str | None" = None, anyway: bool = False, sha256: "str | None" = None) -> list:
-    """Install the missing wheels of `folder`; return them, such as ['spectrakit-train 0.1.0'].
+    """Install the missing wheels of `folder` (default: this file's); return them, such as ['spectrakit-train 0.1.0'].
 
-    `folder`: by default this file's. `anyway`: in spite of unmet requirements. `sha256`: expected, of
-    wheelhouse.json. Refused: the wheels do not fit here. Failed: pip did not finish.
+    `anyway`: in spite of unmet requirements; `sha256`: expected, of wheelhouse.json.
     """
     folder = os.path.abspath(folder or os.path.dirname(os.path.abspath(__file__)))
     manifest = read_manifest(folder, sha256)

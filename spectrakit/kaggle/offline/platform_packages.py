@@ -163,10 +163,8 @@ def _python_and_glibc(python: str | None, source: str) -> tuple[str, str]:
     import platform
 
     if python is None and source != "-":
-        raise RequestError(
-            "A file does not contain the Python of its packages. Add --python 3.12.13, "
-            "or pipe `pip freeze` in on the platform itself."
-        )
+        mend = "Add --python 3.12.13, or pipe `pip freeze` in on the platform itself."
+        raise RequestError(f"A file does not contain the Python of its packages. {mend}")
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
         raise RequestError(f"--python {python} is not a version. Write it as 3.12.13.")
     library, glibc = platform.libc_ver()
@@ -179,17 +177,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Turn a `pip freeze` into the dated list of a platform.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "freeze",
-        metavar="FREEZE",
-        help="output file of `pip freeze --all`; - reads it from a pipe, on the platform itself",
-    )
-    parser.add_argument(
-        "--for", dest="platform", default="kaggle", metavar="NAME", help="the platform's name; default: kaggle"
-    )
+    freeze = "output file of `pip freeze --all`; - reads it from a pipe, on the platform itself"
+    parser.add_argument("freeze", metavar="FREEZE", help=freeze)
+    parser.add_argument("--for", dest="platform", default="kaggle", metavar="NAME", help="default: kaggle")
     parser.add_argument("--python", metavar="VERSION", help="the platform's Python, as 3.12.13; with -, this one")
     parser.add_argument(
-        "--dated", default=date.today().isoformat(), metavar="DATE", help="the day of the image; default: today"
+        "--dated", default=date.today().isoformat(), metavar="DATE", help="of the image; default: today"
     )
     parser.add_argument("--out", metavar="FILE", help="default: print it")
     return parser

@@ -105,7 +105,6 @@ def _foreign_files(out: Path) -> list[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #d7633fc6
 def _replace_folder(staged: Path, out: Path) -> None:
-    """Move `staged` to `out`, then delete the old one."""
     old = staged.with_name(staged.name + "-old")
     try:
         staged.chmod(0o755)
@@ -116,16 +115,13 @@ def _replace_folder(staged: Path, out: Path) -> None:
     except OSError as error:
         if old.exists() and not out.exists():
             os.rename(old, out)
-        raise RequestError(
-            f"The wheelhouse could not be moved to {str(out)!r}: {error.strerror}. The old one is unchanged; "
-            "name another folder."
-        ) from None
+        mend = "The old one is unchanged; name another folder."
+        raise RequestError(f"The wheelhouse could not be moved to {str(out)!r}: {error.strerror}. {mend}") from None
     shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """Yield a staging folder that replaces `out` unless there is an error."""
     staged = staging_folder(out)
     try:
         yield staged
@@ -228,17 +224,9 @@ def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: Platfor
 def session_wheels(
     kit: Path, shipped: PlatformPackages, extras: Sequence[str], folder: Path, more: Sequence = ()
 ) -> list[MissingWheel]:
-    """Return the wheels that the platform lacks for spectrakit and `more`.
+    """Return the wheels that the platform lacks for spectrakit's wheel `kit` with `extras`, and for `more`.
 
-    Args:
-        kit: spectrakit's wheel.
-        shipped: Packages of the platform.
-        extras: Extras of spectrakit.
-        folder: Empty work folder.
-        more: Further requirements.
-
-    Raises:
-        RequestError: A package of the platform does not fit.
+    `shipped`: its packages; `folder`: empty, for work. Raise RequestError if a package there does not fit.
     """
     headers = metadata_of(kit)
     kit_name = f"{headers['Name']} {headers['Version']}"
@@ -289,13 +277,9 @@ def launch_needs(texts: Iterable[str]) -> list:
 def launch_wheels(
     needs: Sequence, shipped: PlatformPackages, session: Sequence[MissingWheel], folder: Path
 ) -> tuple[list[MissingWheel], list[str]]:
-    """Return the wheels for launch processes only, and notes for the user.
+    """Return the wheels of `needs` for launch processes only, and notes.
 
-    Args:
-        needs: Requested packages; skipped if the platform's version suits.
-        shipped: Packages of the platform.
-        session: Wheels of the session.
-        folder: Empty work folder.
+    `shipped`: the platform's packages; `session`: wheels of the session; `folder`: empty, for work.
     """
     lacking, notes = [], []
     for need in needs:
@@ -366,7 +350,6 @@ def installer_text() -> str:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #820bace4
 def _dataset(out: Path, owner: str | None) -> dict[str, Any]:
-    """Return dataset-metadata.json: the user's own, or a new one."""
     fresh = {
         "title": "spectrakit wheels",
         "id": f"{owner or PLACEHOLDER}/{WHEELS}",
@@ -405,7 +388,6 @@ def _check_own_wheel(wheel: Path | str | None) -> Path | None:
 def _gather(
     kit: Path, lists: Sequence[PlatformPackages], extras: list[str], needs: Sequence, work: Path
 ) -> tuple[list[tuple[MissingWheel, str, str]], list[str]]:
-    """Return each wheel with 'session' or 'launch' and its Python, and notes."""
     headers = metadata_of(kit)
     own = MissingWheel(kit, headers["Name"], headers["Version"], "spectrakit itself")
     chosen: list[tuple[MissingWheel, str, str]] = []
@@ -488,8 +470,7 @@ def make_wheelhouse(
         out: Folder for the wheelhouse.
         target: 'kaggle', 'colab', or 'python==3.12' for any machine with torch.
         extras: Extras of spectrakit, such as 'demo'.
-        launch: Further packages, such as 'accelerate>=1.14'; if the platform has an older one, only launch processes
-            see the new one.
+        launch: Further packages, for launch processes only if the platform has an older one.
         packages: `pip freeze` file of the platform. Default: the dated list.
         options: Less common options.
 

@@ -85,7 +85,6 @@ def checkout() -> Path | None:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #bd4e52e8
 def _build(top: Path, folder: Path) -> Path:
-    """Return the wheel built from a copy of the checkout."""
     source = folder / "source"
     shutil.copytree(
         top / "spectrakit",
@@ -100,16 +99,13 @@ def _build(top: Path, folder: Path) -> Path:
     done = run_pip("wheel", *options, str(source), fixed_date=True)
     built = sorted(folder.glob(f"{_FILE}-*.whl"))
     if done.returncode or not built:
-        raise RequestError(
-            f"The wheel of spectrakit could not be built: {pip_error(done)}. Install setuptools 77 or newer, "
-            "or give an existing wheel."
-        )
+        mend = "Install setuptools 77 or newer, or give an existing wheel."
+        raise RequestError(f"The wheel of spectrakit could not be built: {pip_error(done)}. {mend}")
     shutil.rmtree(source)
     return built[0]
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #f6a0285e
 def _repack(folder: Path) -> Path:
-    """Return a wheel of spectrakit's installed, unchanged files."""
     from importlib.metadata import distribution
 
     installed, files = distribution(DISTRIBUTION), {}
@@ -286,7 +282,6 @@ SDISTS = {"antlr4-python3-runtime": ("4.9.3", "f224469b4168294902bb1efa80a8bf785
 
 
 def _build_from_source(output: str, shipped: PlatformPackages, folder: Path, links: Sequence[Path]) -> Path | None:
-    """Return the folder of a wheel built from source for the package in pip's error, or None."""
     name = next((n for n in SDISTS if n in output and n not in shipped.packages and folder / n not in links), None)
     if name is None:
         return None
@@ -312,7 +307,6 @@ _UNREACHABLE = re.compile(
 
 
 def _explain_failure(done: subprocess.CompletedProcess, shipped: PlatformPackages) -> str:
-    """Return why pip's download failed, and a fix."""
     output = (done.stdout + done.stderr).replace("+shipped", "")
     if matched := re.search(r"The conflict is caused by:\n((?:    \S.*\n)+)", output):
         lines = matched[1].replace("The user requested (constraint)", "there is").splitlines()
@@ -341,16 +335,9 @@ def _explain_failure(done: subprocess.CompletedProcess, shipped: PlatformPackage
 def missing_wheels(
     start: Sequence, shipped: PlatformPackages, folder: Path, links: Sequence[Path] = ()
 ) -> list[MissingWheel]:
-    """Return the wheels that the platform lacks for `start`.
+    """Return the wheels that the platform lacks for `start`, pairs (requirement, origin).
 
-    Args:
-        start: Pairs (requirement, origin).
-        shipped: Packages of the platform.
-        folder: Empty work folder; the wheels stay in it.
-        links: Further folders of wheels.
-
-    Raises:
-        RequestError: pip finds no packages that fit together.
+    `shipped`: its packages; `folder`: empty, keeps the wheels; `links`: further folders of wheels.
     """
     stubs, constraints, fetched = folder / "stubs", folder / "constraints.txt", folder / "fetched"
     constraints.write_text("\n".join(_stubs(stubs, shipped.packages)), encoding="utf-8")

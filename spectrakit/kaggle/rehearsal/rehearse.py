@@ -44,11 +44,7 @@ def _mount(folder: Path, inputs: Path, name: str) -> None:
 def attach(kernel: Kernel, data: Path, competition: str, inputs: Path) -> list[str]:
     """Link a kernel's sources below `inputs`, as Kaggle mounts them; return missing ones.
 
-    Args:
-        kernel: The kernel.
-        data: Folder with the competition's data.
-        competition: Slug of the competition.
-        inputs: Folder that becomes /kaggle/input.
+    `data`: folder of `competition`; `inputs` becomes /kaggle/input. `kernel`: its sources.
     """
     missing = []
     _mount(data, inputs, f"competitions/{competition}")
@@ -90,7 +86,6 @@ def _without_point(ids: list[str]) -> tuple[str, ...]:
 
 
 def _wrong_ids(mine: Sheet, theirs: Sheet) -> str | None:
-    """Return a sentence if ids are missing, repeated or unknown."""
     count = id_columns(theirs)
     here, there = ([_without_point(row[:count]) for row in sheet.rows] for sheet in (mine, theirs))
     twice = [key for key, times in Counter(here).items() if times > 1]
@@ -229,10 +224,7 @@ def _run_one(kernel: Kernel, data: Path, competition: str, how: Rehearsal, hidde
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #9d5ba8a3
 def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
-    """Run both sessions of the kernel in `folder`: on its competition's data cut small, and on a hidden test set.
-
-    Raise RequestError if there is no kernel, competition or file of it.
-    """
+    """Run both sessions of the kernel in `folder`: on small public data, and on a hidden test set."""
     if how.rows < 1:
         raise RequestError(
             f"A rehearsal needs one training row or more, and rows is {how.rows}. Write more, such as rows=2000."

@@ -126,14 +126,9 @@ class Session:
 
 
 def variables(environ: Mapping[str, str], inputs: Path, sealed: bool, limit_s: float, rerun: bool) -> dict[str, str]:
-    """Return a session's environment variables.
+    """Return a session's variables from `environ`, without other platforms'.
 
-    Args:
-        environ: Of this process; other platforms' are removed.
-        inputs: Folder that becomes /kaggle/input.
-        sealed: Whether `inputs` has that path.
-        limit_s: Seconds from start to end.
-        rerun: Whether it is the competition's rerun on hidden data.
+    `inputs` becomes /kaggle/input if `sealed`; `limit_s`: seconds in all; `rerun`: on hidden data.
     """
     kept = {k: v for k, v in environ.items() if not k.startswith(("KAGGLE_", "SPECTRAKIT_", "COLAB_"))}
     own = {"KAGGLE_KERNEL_RUN_TYPE": "Batch", "SPECTRAKIT_TIME_LIMIT": f"{limit_s:g}s", "MPLBACKEND": "agg"}
@@ -162,12 +157,8 @@ _AFTER_S = 60.0  # beyond its limit, before a session is killed
 def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: bool = False) -> Session:
     """Run and print a kernel's code; return the Session.
 
-    Args:
-        file: Notebook or script.
-        inputs: Folder that becomes /kaggle/input.
-        working: Folder that becomes /kaggle/working.
-        limit_s: Time limit in seconds, known to the session.
-        rerun: Whether it is the competition's rerun on hidden data.
+    `file`: notebook or script; `inputs` and `working`: /kaggle/input and /kaggle/working; `limit_s`: known to it;
+    `rerun`: on hidden data.
     """
     words, unsealed = sealing()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:

@@ -94,13 +94,9 @@ def _choose_store(mlflow: Any, config: Config, folder: Path) -> Store:
 
 # %% ../../../nbs/30_runs/09_trackers/03_mlflow.ipynb #2f6c53f4
 def parent_run(mlflow: Any, project: str, store: Store, folder: Path) -> str:
-    """Return the id of the search's parent run, created if missing.
+    """Return the id of the search's parent run in the experiment `project`, created if missing.
 
-    Args:
-        mlflow: The module.
-        project: Name of the experiment.
-        store: Destination of MLflow.
-        folder: Folder of the store, which holds the id.
+    `mlflow`: the module; `store`: destination; `folder` holds the id.
     """
     file = folder / "run_id"
     if file.is_file():

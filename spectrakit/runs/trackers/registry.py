@@ -30,10 +30,8 @@ def check_trackers(config: Config) -> list[str]:
     for name in names:
         missing = [package for package in TRACKERS[name].packages if not installed(package)]
         if missing:
-            raise RequestError(
-                f"tracking.names has {name}, but the package {missing[0]} is not installed. "
-                f"Run: {install_command(name)}, or leave {name} out."
-            )
+            mend = f"Run: {install_command(name)}, or leave {name} out."
+            raise RequestError(f"tracking.names has {name}, but the package {missing[0]} is not installed. {mend}")
     return names
 
 # %% ../../../nbs/30_runs/09_trackers/06_registry.ipynb #45f2fcd8
@@ -66,15 +64,9 @@ def start_trackers(
     step: int | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> Trackers:
-    """Open the trackers of `config` in `run_dir`/trackers.
+    """Open the trackers of `config` in `run_dir`/trackers, on rank 0 (`is_main`) only.
 
-    Args:
-        config: Settings; `tracking.names` lists the trackers.
-        run_dir: Folder of the run.
-        report: Receives messages and failures, one sentence each.
-        is_main: Whether this is rank 0, the only rank with trackers.
-        step: Optimizer step of a resume.
-        facts: Numbers to write beside the settings, such as the effective batch.
+    `report` receives messages and failures; `step`: of a resume; `facts`: numbers to write beside the settings.
     """
     trackers = Trackers(report=report)
     for name in check_trackers(config) if is_main else []:

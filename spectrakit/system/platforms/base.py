@@ -17,15 +17,7 @@ from ..hardware import under_root
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #7f68219c
 @dataclass(frozen=True)
 class Probe:
-    """Machine to recognise, real or faked.
-
-    Attributes:
-        environ: Environment variables.
-        root: Root of the file system.
-        shell: Class of the IPython shell with its module, or ''.
-        live: Whether this is the machine of this process.
-        attended: Whether a person can answer prompts of the notebook.
-    """
+    """Machine to recognise, real (`live`) or faked; `shell`: class of the IPython shell; `attended`: by a person."""
 
     environ: Mapping[str, str]
     root: str = "/"
@@ -73,23 +65,11 @@ def no_profile(gpus: int) -> tuple[str, str] | None:
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #d8402e85
 @dataclass(frozen=True)
 class PlatformKind:
-    """Description of one platform. Times are in seconds.
+    """Description of one platform; times are in seconds.
 
-    Attributes:
-        recognise: Returns the sign by which a `Probe` is this platform, in words, or ''.
-        flavour, name: As in `Platform`.
-        env: Profile of the group env/.
-        mode: Returns the kind of session of a `Probe`.
-        limit_s, limit_source: Usual longest session, if known, and its source.
-        hidden_limit: Sentence about a limit of the host that no process can read.
-        longest_s: Greatest possible age of a session.
-        session: Returns start and end of the session in Unix seconds, if known.
-        working_dir: Folder that is kept; '' for the current one. It must exist if `needs_working_dir`.
-        persistent_dirs: Folders that outlive the machine.
-        limits_output, max_output_files: Whether only 20 GB are kept; number of kept files.
-        profile: Returns the trainer profile and the reason for a number of GPUs; None if the devices decide.
-        accelerator_menu: Menu for the choice of a GPU.
-        advice: Sentence for people in an interactive session.
+    `recognise` returns the sign in words, or ''; `hidden_limit` is a sentence on a limit that no process can read;
+    `longest_s` the greatest age of a session; `session` returns its start and end in Unix seconds; `profile` the
+    trainer profile and the reason for a number of GPUs.
     """
 
     recognise: Callable[[Probe], str]

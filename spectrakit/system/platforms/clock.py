@@ -58,14 +58,9 @@ def earliest_start(sources: Mapping[str, float | None], now: float, cap_s: float
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #51d06e99
 def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: float | None = None) -> float | None:
-    """Return the start noted earlier in this session, in Unix time, or note `first_s` and return None.
+    """Return the start noted in `folder`, in Unix time, or note `first_s` and return None.
 
-    Args:
-        folder: Folder of the note.
-        first_s: Start to note.
-        now: Current time.
-        cap_s: Greatest age of a session in seconds.
-        boot_s: Start of the machine, if known. It moves with the wall clock, and the note with it.
+    Notes older than `cap_s` seconds before `now` do not count; they move with the machine's start, `boot_s`.
     """
     path = os.path.join(folder, f"spectrakit-session-{os.getuid()}")
     try:
@@ -102,7 +97,5 @@ def stated_start(text: str, now: float) -> float:
             start_s = math.nan
     if 1.5e9 < start_s <= now + 60:
         return start_s  # after 2017, with a minute's tolerance for a wrong clock
-    raise ValueError(
-        f"SPECTRAKIT_SESSION_START={text!r} cannot be the start of this session. "
-        "Write Unix seconds, or a time such as 2026-11-20T09:00:00Z."
-    )
+    mend = "Write Unix seconds, or a time such as 2026-11-20T09:00:00Z."
+    raise ValueError(f"SPECTRAKIT_SESSION_START={text!r} cannot be the start of this session. {mend}")

@@ -37,7 +37,6 @@ MODES = ("interactive", "batch", "competition_rerun", "script")
 
 
 def _inherited(environ: Mapping[str, str]) -> tuple[dict | None, str | None]:
-    """Return the parent's facts, if any, and a note if they are unusable."""
     text = environ.get("SPECTRAKIT_PLATFORM")
     if not text:
         return None, None
@@ -54,7 +53,6 @@ def _inherited(environ: Mapping[str, str]) -> tuple[dict | None, str | None]:
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #d41f925d
 def _limit(environ: Mapping[str, str], kind: PlatformKind) -> tuple[float | None, str, float]:
-    """Return the limit in seconds, its source, and the greatest credible age of a session in seconds."""
     text = environ.get("SPECTRAKIT_TIME_LIMIT")
     if not text:
         hidden = f"{kind.hidden_limit}, which no process can read: set SPECTRAKIT_TIME_LIMIT"
@@ -147,11 +145,7 @@ def _session(probe: Probe, kind: PlatformKind, parent: dict | None, now: float, 
 def _session_start(
     probe: Probe, kind: PlatformKind, parent: dict, window: tuple[float, float], stated_s: float | None, folder: str
 ) -> tuple[float, str]:
-    """Return the session's start in Unix seconds, and its source.
-
-    `parent` has facts of the parent process, `window` now and the greatest age in s, `stated_s` the platform's
-    statement, `folder` the note of a start.
-    """
+    """Return the session's start in Unix seconds, and its source; `window`: now and the greatest age in seconds."""
     now, longest_s = window
     if text := probe.environ.get("SPECTRAKIT_SESSION_START"):
         return stated_start(text, now), "SPECTRAKIT_SESSION_START"
@@ -238,8 +232,8 @@ def detect(
     Args:
         environ: Environment variables (default: this process's own).
         root: Root of the file system (default '/').
-        shell: Class of the IPython shell, '' for none (default: this process's own).
-        now: Time in Unix seconds (default: the clock).
+        shell: Class of the IPython shell, '' for none.
+        now: Time in Unix seconds.
 
     Raises:
         ValueError: If SPECTRAKIT_TIME_LIMIT, SPECTRAKIT_SESSION_START or an argument is invalid.

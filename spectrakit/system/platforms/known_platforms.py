@@ -89,7 +89,6 @@ COLAB = _colab(_on_colab, "plain")
 
 # %% ../../../nbs/00_system/04_platforms/02_known_platforms.ipynb #70736fb2
 def _slurm_session(probe: Probe) -> tuple[float | None, float | None]:
-    "Return start and end of a job in Unix seconds."
     texts = (probe.environ.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
     start_s, end_s = (float(text) if text.isascii() and text.isdigit() else None for text in texts)
     return start_s, end_s

@@ -21,22 +21,7 @@ from ..units import format_duration
 class Platform:
     """Machine of this process, as returned by `detect`, with absolute paths.
 
-    Each `*_source` names the source of a value in words.
-
-    Attributes:
-        name: Platform: kaggle, colab or local.
-        mode: interactive, batch, competition_rerun or script.
-        session_start: Start of the session, in Unix seconds.
-        limit_s: Time limit in seconds, if any.
-        cores: Usable CPU cores.
-        memory_gib, swap_gib: Usable memory and swap, GiB.
-        gpus, tpu: Usable GPUs; kind of a TPU, which is not used.
-        input_dir, working_dir, scratch_dir: Folders of data, of results and of temporary files.
-        working_bytes, scratch_bytes: Free space at detection.
-        notes: Advice for people.
-        flavour: Variant of the platform, one of FLAVOURS.
-        name_source, session_start_source, limit_source, cores_source: Sources.
-        memory_source, gpus_source, flavour_source: Sources.
+    `session_start` is in Unix seconds, `limit_s` in seconds; each `*_source` names the source of a value.
     """
 
     name: str  # kaggle, colab, local
