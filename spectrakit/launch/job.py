@@ -61,6 +61,7 @@ BUILT_IN = {
     "fermentation": "spectrakit.tasks.fermentation:Fermentation",
     "digits": "spectrakit.tasks.digits:Digits",
     "table": "spectrakit.tasks.table.table:Table",
+    "images": "spectrakit.tasks.images.images:Images",
     "lm": "spectrakit.lm.language_model:LanguageModel",
 }
 

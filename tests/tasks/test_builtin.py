@@ -48,7 +48,7 @@ spectra_task = pytest.mark.parametrize("name, data", [("coffee", "coffee_data"),
 
 
 def test_every_built_in_task_is_tested_here():
-    elsewhere = {"table", "lm"}  # tests of their own packages
+    elsewhere = {"table", "images", "lm"}  # tests of their own packages
     assert set(TASKS) | elsewhere == set(BUILT_IN) and not set(TASKS) & elsewhere
 
 

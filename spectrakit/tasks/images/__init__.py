@@ -1,0 +1,1 @@
+"""Built-in task for pictures: files, pixels, network, data."""
