@@ -77,6 +77,8 @@ class Part:
     name: ClassVar[str] = ""  # key of its state in a checkpoint
     measured: ClassVar[bool] = True  # whether measurements and range tests use it too
     swaps_in_place: ClassVar[bool] = True  # whether `swapped` overwrites parameters and restores them
+    not_recorded: ClassVar[str] = ""  # reason why CUDA graphs cannot replay steps with this part
+    rate_setting: ClassVar[str] = ""  # its setting to lower if losses are not finite
     undo_bytes: float | None = None  # size limit of buffers copied for it at each step boundary; None: no copies
 
     def __init__(self, s: Any):

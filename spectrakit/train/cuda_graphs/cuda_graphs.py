@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ...config.effective_batch import BatchPlan
-from ...config.schema import Config, is_diloco
+from ...config.schema import Config
 from ...data.batch_forms import leaves_of, map_batch
 from ...distributed.context import RunContext
 from ...task.task import provides, takes_moment
@@ -41,9 +41,7 @@ def choose_graphs(
     obstacles = (
         (context.device.type != "cuda", "the run is on the CPU"),
         (context.world_size > 1, "ranks exchange gradients in each step"),
-        (is_diloco(config), "diloco exchanges between steps"),
         (config.data.find_micro_batch_size, "data.find_micro_batch_size tries batches of many sizes"),
-        (bool(config.training.mixup), "training.mixup draws its shares on the CPU"),
         (takes_moment(task), "the loss asks for the moment"),
         (wanted == "auto" and parameters > SMALL, f"{parameters:,} parameters keep a GPU busy"),
         (wanted == "auto" and steps < LONG, f"{steps:,} steps are too few"),

@@ -240,6 +240,8 @@ def _runs_hooks(optimizer: Any) -> bool:
 def _obstacle(s: TrainState) -> str:
     """Return the reason why this learner's steps cannot be recorded, or ""."""
     optimizer, in_memory = s.learner.optimizer, isinstance(s.data.train, (ResidentBatches, RowBatches))
+    if reasons := [part.not_recorded for part in s.parts if part.not_recorded]:
+        return reasons[0]
     if not _kept_on_device(optimizer):
         return "the optimizer is not one of torch's fused ones"
     if _runs_hooks(optimizer):

@@ -161,6 +161,8 @@ class Diloco(Part):
     s: TrainState
     name = "diloco"
     measured = False
+    not_recorded = "diloco exchanges between steps"
+    rate_setting = "diloco.outer_lr"
 
     def __init__(self, s: TrainState):
         super().__init__(s)

@@ -213,6 +213,7 @@ class Mixup(Part):
     """Training on mixtures of two samples: `training.mixup`."""
 
     s: TrainState
+    not_recorded = "training.mixup draws its shares on the CPU"
 
     @classmethod
     def wanted(cls, s: TrainState) -> bool:

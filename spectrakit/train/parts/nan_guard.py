@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...config.schema import is_diloco
+from ...config.schema import get
 from ...data.loaders import find_non_finite
 from ...distributed.fsdp import all_finite
 from ...distributed.hang_detector import clear_agreement
@@ -182,11 +182,11 @@ def fail_not_finite(g: "NanGuard", value: float, where: str | None = None, at: t
         at: (step, epoch) at which the loss was seen (default: now)
     """
     s, (step, epoch) = g.s, at or (g.s.progress.step, g.s.progress.epoch)
-    outer = f", diloco.outer_lr (now {s.config.diloco.outer_lr:.3g})" if is_diloco(s.config) else ""
+    more = "".join(f", {p.rate_setting} (now {get(s.config, p.rate_setting):.3g})" for p in s.parts if p.rate_setting)
     cause = (
         f"{where}: {'ignore them in the loss' if s.config.data.allow_nan else 'clean the data'}"
         if where
-        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}){outer} or set "
+        else f"lower optimizer.lr (now {s.learner.optimizer.param_groups[0]['lr']:.3g}){more} or set "
         "trainer.gradient_clip_val=1.0"
     )
     whole = written_step(s)
