@@ -123,7 +123,11 @@ _KEPT = _block("checkpoint", but="checkpoint.enabled checkpoint.monitor checkpoi
 # %% ../../nbs/05_config/05_auto_settings.ipynb #5d110c01
 _OF_DILOCO = (
     ("distributed.timeout_s", lambda c, n: n == 1, "one process trains"),
-    ("trainer.max_steps trainer.max_epochs", lambda c, n: _by_rounds(c), "diloco.loops sets the length, in rounds"),
+    (
+        "trainer.max_steps trainer.max_epochs",
+        lambda c, n: _by_rounds(c),
+        "diloco.loops sets the length, in rounds of diloco.max_steps",
+    ),
     (
         "diloco.overlap_steps diloco.mixing",
         lambda c, n: is_diloco(c) and c.diloco.fragments == 1,

@@ -55,7 +55,8 @@ def _auto_or_seconds(value: Any) -> None:
 
 def _fraction_of_epoch(value: Any) -> None:
     if value is not None and not 0 < value <= 1:
-        raise ValueError("it needs a fraction of an epoch, such as 0.25; see also trainer.check_val_every_n_steps")
+        steps = "a number of optimizer steps is trainer.check_val_every_n_steps"
+        raise ValueError(f"it needs a fraction of an epoch, such as 0.25; {steps}")
 
 # %% ../../nbs/05_config/01_schema.ipynb #1f341cd2
 def _endpoint(value: Any) -> None:
@@ -593,9 +594,8 @@ class FoldsConfig:
     count: int = setting(5, "number of folds", minimum=2, maximum=1000)
     kind: str = setting(
         "auto",
-        "kfold; stratified: by classes, or by several labels of 0 and 1; group, stratified_group: by the task's "
-        "`groups`; time: later samples are held out; auto: group if the task has groups, stratified if targets are "
-        "classes, else kfold",
+        "kfold; stratified: by classes, or labels of 0 and 1; group, stratified_group: by the task's `groups`; time: "
+        "later samples are held out; auto: group if the task has groups, stratified for classes, else kfold",
         choices=("auto", "kfold", "stratified", "group", "stratified_group", "time"),
     )
     repeats: int = setting(1, "number of divisions into folds, each drawn anew", minimum=1)

@@ -166,7 +166,7 @@ def wrong_values(key: str) -> list:
         return [*values, "true", 1, 0]
     if str in kinds:
         return [*values, 5, True, ["a"]]
-    if key == "folds.columns":  # which takes names of folders
+    if key in ("folds.columns", "run.metrics"):  # which take names
         return [*values, -5, " ", [5], ["a", None]]
     listed = [5] if key == "training.gradient_checkpointing" else ["a"]  # which takes names of modules
     return [*values, -5, "abc", listed]  # mappings, and settings with a check of their own

@@ -206,8 +206,7 @@ class ImageOutputs(ImageModel):
 class Images(ImageOutputs):
     """Task that learns the labels of pictures, and predicts as the sample submission requires.
 
-    `data` is the slug of an input, or a folder. Options are keywords or settings: `Images("cactus", folds=10)` is
-    `task.folds=10`.
+    `data` is the slug of an input, or a folder. Options: `Images("cactus", folds=10)` is `task.folds=10`.
     """
 
     metrics_all, sampler, fold_rows = Table.metrics_all, Table.sampler, Table.fold_rows
