@@ -615,9 +615,7 @@ class FoldsConfig:
     columns: Any = setting(
         None, "stacking: folders of cross-validations; their predictions become further inputs", check=_folders
     )
-    predict_train: bool = setting(
-        False, "also predict the training samples of each fold (train.npz), for folds.distill"
-    )
+    predict_train: bool = setting(False, "also predict each fold's training samples, for folds.distill")
     distill_weight: float = setting(
         0.5, "weight of the predictions in mixed targets, with folds.distill", minimum=0, maximum=1
     )

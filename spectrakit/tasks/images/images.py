@@ -204,10 +204,7 @@ class ImageOutputs(ImageModel):
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #a90a430c
 class Images(ImageOutputs):
-    """Task that learns the labels of pictures, and predicts as the sample submission requires.
-
-    `data` is the slug of an input, or a folder. Options: `Images("cactus", folds=10)` is `task.folds=10`.
-    """
+    """Task of pictures in `data`, a folder or the slug of an input; options are keywords or `task.NAME=VALUE`."""
 
     metrics_all, sampler, fold_rows = Table.metrics_all, Table.sampler, Table.fold_rows
 
