@@ -141,7 +141,7 @@ def test_a_mapping_of_losses_is_answered_with_the_line_that_adds_them(page):
             return model(*batch)
 
     run = sk.fit(Apart(), compose(*WORDS), show=False)
-    assert run.status == "failed" and "several losses: box, score" in run.error and "sk.Loss(sum(" in run.error
+    assert run.status == "failed" and "dict of losses: box, score" in run.error and "sk.Loss(sum(" in run.error
 
 
 def test_a_run_of_few_steps_says_so_once_before_it_starts(page, capsys):
