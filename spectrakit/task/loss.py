@@ -172,8 +172,8 @@ def check_loss(task: Any, result: Any) -> None:
     if isinstance(scalar, Mapping):
         raise TaskError(
             f"{name} returned {type(scalar).__name__} of losses: {', '.join(map(str, scalar))}. Return their sum, and "
-            "log each: sk.Loss(sum(losses.values()), logs={name: (loss * n, n) for name, loss in losses.items()}), for n "
-            "samples."
+            "log each: sk.Loss(sum(losses.values()), logs={name: (loss * n, n) for name, loss in losses.items()}), for "
+            "n samples."
         )
     if not torch.is_tensor(scalar) or scalar.numel() != 1 or scalar.dim() > 0:
         raise TaskError(
