@@ -724,8 +724,8 @@ class RunConfig:
     notify: str | None = setting(
         None,
         "send one message when the run ends or fails: a public address such as https://ntfy.sh/my-runs, or the name of "
-        "a secret that holds an address (ntfy, Slack, Discord, a JSON webhook, or "
-        "smtps://USER:PASSWORD@HOST/RECEIVER)",
+        "a secret that holds an address (ntfy, Slack, Discord, a JSON webhook, or smtps:// with user, password, host "
+        "and receiver)",
         check=_notify,
     )
 

@@ -169,7 +169,7 @@ def check_loss(task: Any, result: Any) -> None:
 
     name, loss = f"{type(task).__name__}.loss", as_loss(result)
     scalar = loss.value
-    if isinstance(scalar, Mapping):
+    if isinstance(scalar, Mapping) and len(scalar) > 1:
         raise TaskError(
             f"{name} returned {type(scalar).__name__} of losses: {', '.join(map(str, scalar))}. Return their sum, and "
             "log each: sk.Loss(sum(losses.values()), logs={name: (loss * n, n) for name, loss in losses.items()}), for "
