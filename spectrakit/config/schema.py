@@ -723,9 +723,8 @@ class RunConfig:
     )
     notify: str | None = setting(
         None,
-        "send one message when the run ends or fails: a public address such as https://ntfy.sh/my-runs, or the name of "
-        "a secret that holds an address (ntfy, Slack, Discord, a JSON webhook, or smtps:// with user, password, host "
-        "and receiver)",
+        "send one message when the run ends or fails: a public https address, such as a topic of ntfy.sh, or the name "
+        "of a secret that holds an address: ntfy, Slack, Discord, a JSON webhook, or mail by SMTP",
         check=_notify,
     )
 
