@@ -145,7 +145,7 @@ def numbers(name: str, values: Any, rows: int | None, gaps: bool = True) -> np.n
     if rows is not None and len(array) != rows:
         raise RequestError(f"{name} has {len(array)} rows for {rows} spectra. Each spectrum needs one.")
     if not gaps and not np.isfinite(array).all():
-        raise RequestError(f"{name} has missing or infinite values. Remove their rows.")
+        raise RequestError(f"{name} has missing or infinite values. Remove their rows, or train each target by itself.")
     return array
 
 # %% ../../../nbs/86_tasks/04_spectrum/02_regression.ipynb #a6d5895b
@@ -157,17 +157,14 @@ def _spectra(name: str, x: Any, channels: int | None = None) -> np.ndarray:
 
 
 def _targets(y: Any, sigma: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return targets [samples, targets] with unknown ones at their mean, weights of this shape, and the inner shape."""
-    y = numbers("y", y, rows)
-    shape, y = y.shape[1:], np.where(np.isfinite(y), y, np.nan).reshape(rows, -1)
-    known = ~np.isnan(y)
-    if not known.any(axis=0).all():
-        raise RequestError("A target has no finite value in any sample. Leave its column out of y.")
+    """Return targets [samples, targets] weights of this shape, and the inner shape."""
+    y = numbers("y", y, rows, gaps=False)
+    shape, y = y.shape[1:], y.reshape(rows, -1)
     error = np.zeros((1, 1)) if sigma is None else numbers("sigma", sigma, rows, gaps=False).reshape(rows, -1)
     if (error < 0).any() or (error.size > 1 and error.shape[1] not in (1, y.shape[1])):
         raise RequestError(f"sigma must be positive, with one or {y.shape[1]} columns. Correct it.")
-    weight = known / (1 + (error / (np.median(error) or 1)) ** 2)
-    return np.where(known, y, np.nanmean(y, axis=0)), weight, shape
+    weight = 1 / (1 + (error / (np.median(error) or 1)) ** 2)
+    return y, np.broadcast_to(weight, y.shape), shape
 
 # %% ../../../nbs/86_tasks/04_spectrum/02_regression.ipynb #8793c24e
 class SpectrumData(Task):
@@ -175,7 +172,7 @@ class SpectrumData(Task):
 
     Args:
         x: Spectra [samples, channels]; gaps (NaN) are interpolated.
-        y: Targets [samples] or [samples, targets], such as a concentration or another spectrum; NaN is unknown.
+        y: Targets [samples] or [samples, targets], such as a concentration or another spectrum.
         sigma: Standard errors of `y`, of its shape or one for each sample: uncertain samples count less.
         test: Spectra [samples, channels] to predict.
         groups: Group of each sample, such as replicates, that shares a fold.
