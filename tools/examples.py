@@ -48,7 +48,7 @@ def draw_ariel(folder: Path, target: Path) -> None:
     from spectrakit.tasks.ariel.layout import SIGMA, WL, wavelengths
 
     truth, answer = pd.read_csv(folder / "ariel" / "truth.csv"), pd.read_csv(folder / "submission.csv")
-    figure, axes = plt.subplots(1, len(truth), figsize=(9, 2.6), layout="constrained")
+    figure, axes = plt.subplots(1, len(truth), figsize=(9, 2.9), layout="constrained")
     for axis, (_, true), (_, given) in zip(axes, truth.iterrows(), answer.iterrows(), strict=True):
         um, mu, sigma = wavelengths()[1:], 100 * given[WL[1:]].to_numpy(float), 100 * given[SIGMA[1:]].to_numpy(float)
         axis.fill_between(um, mu - sigma, mu + sigma, color="#0072B2", alpha=0.3, lw=0)
@@ -56,7 +56,7 @@ def draw_ariel(folder: Path, target: Path) -> None:
         axis.plot(um, 100 * true[WL[1:]].to_numpy(float), color="#E69F00", lw=2, label="true")
         axis.set(title=f"planet {int(true['planet_id'])}", xlabel="wavelength in µm")
     axes[0].set_ylabel("transit depth in %")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(target, dpi=70)
 
 

@@ -247,7 +247,7 @@ class SpectrumData(Task):
 class SpectrumRegression(SpectrumData):
     """Regression of numbers or spectra on spectra, with a calibrated standard deviation of each.
 
-    `predict` returns `mean` and `sigma`, shaped as `y`; 68 % of the targets lie within one sigma.
+    `predict` returns `mean` and `sigma`, shaped as `y`; sigma is calibrated to hold 68 % of the targets.
     The arguments are those of `SpectrumData`.
     """
 
