@@ -113,8 +113,10 @@ def own_secrets():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    "Training processes are forked from one that has imported everything, but for tests with the mark `fresh`."
-    fork_server.forks_training(item.get_closest_marker("fresh") is None)
+    "Training processes are forked from one that has imported everything, and draw nothing, but for the mark `fresh`."
+    fresh = item.get_closest_marker("fresh") is not None
+    fork_server.forks_training(not fresh)
+    fork_server.draw_curves(fresh)
     fork_server.kind_of_test = "models" if item.path.parent.name == "lm" else "plain"
     leave_other_tests_out(item.module.__name__)
 
@@ -177,12 +179,12 @@ def here(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> subprocess.CompletedProcess:
-    """`spectrakit train …/tasks.py:Submitting …`, once, in a child; `.folder` is where, `.run` its run.
+    """`spectrakit train …/tasks.py:Submitting …`, once, in a fresh child that draws its curves; `.folder` is where, `.run` its run.
 
     Not to be changed.
     """
     folder = tmp_path_factory.mktemp("trained")
-    done = helpers.run_cli(folder, "train", helpers.task("Submitting"), *SETTINGS, "--predict", "table.csv")
+    done = helpers.run_cli(folder, "train", helpers.task("Submitting"), *SETTINGS, "--predict", "table.csv", fresh=True)
     assert done.returncode == 0, done.stderr
     done.folder, done.run = folder, helpers.only_run(folder)
     return done

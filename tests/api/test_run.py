@@ -33,7 +33,7 @@ from spectrakit.task.task import Task
 from spectrakit.view.run_state import RunState, apply_event
 from tasks import Line, Listed, Submitting
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here", "no_pictures")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
 INLINE = (
     "local/accumulate_grad_batches=debug",  # a step for each batch: steps are counted here
     "launch.mode=inline",
@@ -57,19 +57,6 @@ def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.fixture(scope="module")
-def pictures():
-    "While this is in use `summarize` draws nothing, which takes half a second; test_cli.py looks at the picture."
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spectrakit.api.run.save_figure", lambda figure, path: path.write_bytes(b"x" * 10_000))
-        yield
-
-
-@pytest.fixture
-def no_pictures(pictures):
-    pass
-
-
 class Failing(Line):
     "Its thirteenth training loss raises."
 
@@ -83,7 +70,7 @@ OFTEN = ("checkpoint.every_n_steps=4", "checkpoint.keep_last=9", "checkpoint.max
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, pictures) -> tuple[Run, Run]:
+def made(tmp_path_factory) -> tuple[Run, Run]:
     "A run of 15 steps that failed in step 13, saving every 4 steps and every epoch; and the same run unbroken."
     folder = f"run.dir={tmp_path_factory.mktemp('made')}"
     failed, whole = (fit(task, inline(folder, *OFTEN), show=False) for task in (Failing(), Line()))

@@ -47,11 +47,6 @@ class Mine(sk.Task):
 """
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr("spectrakit.api.run.save_figure", lambda figure, path: path.write_bytes(b"x"))
-
-
 @pytest.fixture
 def written(here):
     "A function that writes the task's files anew and returns its name."

@@ -120,13 +120,6 @@ def settings(*words):
     return compose(*BASE, *words)
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    "The curves are drawn elsewhere, and take longer than these runs."
-    monkeypatch.setattr("spectrakit.api.run.save_figure", lambda figure, path: path)
-    monkeypatch.setattr("spectrakit.api.run.plot_curves", lambda *_: None)
-
-
 def tensors(run, which="LATEST"):
     "Weights, averages and optimizer of a checkpoint."
     from spectrakit.checkpoint.store import load_state, load_weights
