@@ -179,7 +179,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> subprocess.CompletedProcess:
-    """`spectrakit train …/tasks.py:Submitting …`, once, in a fresh child that draws its curves; `.folder` is where, `.run` its run.
+    """`spectrakit train …/tasks.py:Submitting …`, in a fresh child, which draws; `.folder` is where, `.run` its run.
 
     Not to be changed.
     """

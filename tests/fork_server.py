@@ -346,7 +346,7 @@ def draw_curves(yes: bool) -> None:
     if run := sys.modules.get("spectrakit.api.run"):
         from spectrakit.view.picture import save_figure
 
-        run.save_figure = save_figure if yes else write_small_picture  # type: ignore[attr-defined]
+        run.save_figure = save_figure if yes else write_small_picture  # type: ignore[attr-defined]  # for tests alone
 
 
 # --- the server's side ------------------------------------------------------------------------------------------------

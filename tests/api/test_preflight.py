@@ -102,6 +102,7 @@ def test_places_of_ones_own_are_compared_with_this_machine(tmp_path, monkeypatch
         preflight(Line(), config)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_measuring_takes_its_own_time_where_the_run_has_none(tmp_path):
     slow = ("task.quality=9", "task.slow_s=0.4", "checkpoint.monitor=val_score", "checkpoint.mode=min")

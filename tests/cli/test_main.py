@@ -642,7 +642,7 @@ def test_a_failed_run_is_exit_status_1_with_its_reason_on_stderr(call, here):
 
 
 @slow
-@pytest.mark.parametrize("word", ["run.console=auto", "run.console=none"])
+@pytest.mark.parametrize("word", ["run.console=auto", pytest.param("run.console=none", marks=pytest.mark.long)])
 def test_who_reads_both_streams_reads_once_why_a_run_failed(here, word):
     words = ("train", task("NanTrainingListed"), "launch.mode=inline", "trainer.accelerator=cpu", "data.batch_size=4")
     command = [sys.executable, "-m", "spectrakit", *words, "data.shuffle=false", word]

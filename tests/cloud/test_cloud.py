@@ -154,6 +154,7 @@ def modal(folder: Path, variables: dict, call: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.long  # a SLURM job goes on the same way
 @pytest.mark.slow
 def test_an_app_for_modal_goes_on_in_another_container_until_the_run_is_done(place):
     folder, variables = place
@@ -243,6 +244,7 @@ FAKE_COLAB = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_session_on_colab_brings_the_run_home_and_the_next_one_goes_on(place):
     folder, variables = place

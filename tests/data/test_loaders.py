@@ -150,14 +150,24 @@ MOUNTED = {"memory": "size=400k", "read-only": "ro", "inodes": "nr_inodes=2"}
             "killed",
             "lost one of them; often the machine runs out of memory: reading goes on with 2 workers, and the same",
         ),
-        ("files", "ran out of open files: they share memory through the file system now"),
-        ("memory", "--shm-size or --ipc=host): reading goes on with 2 workers, and the same samples"),
+        pytest.param(
+            "files", "ran out of open files: they share memory through the file system now", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "memory",
+            "--shm-size or --ipc=host): reading goes on with 2 workers, and the same samples",
+            marks=pytest.mark.long,
+        ),
         (
             "read-only",
             "Read-only file system (/dev/shm is read-only): reading goes on with no workers, in the training",
         ),
         ("inodes", "No space left on device (in /dev/shm, where semaphores are kept): reading goes on with no workers"),
-        ("removed", "could not hand over a batch: FileNotFoundError: [Errno 2] No such file or directory"),
+        pytest.param(
+            "removed",
+            "could not hand over a batch: FileNotFoundError: [Errno 2] No such file or directory",
+            marks=pytest.mark.long,
+        ),
         ("temporary", "hand over a batch: FileNotFoundError: [Errno 2] No such file or directory: '/no such folder/"),
     ],
 )

@@ -295,6 +295,7 @@ def test_what_was_evaluated_is_what_was_saved(tmp_path, strategy):
     assert found == pytest.approx(run.metrics, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_task_sees_its_own_module_and_the_variables_that_were_asked_for(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # what is exported would hold
     words = (

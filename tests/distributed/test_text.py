@@ -50,6 +50,7 @@ def losses(bench):
     return found
 
 
+@pytest.mark.long  # rounds of lm: lm/test_language_model.py
 def test_workers_that_meet_every_25_steps_learn(losses):
     print(losses)
     loss = {name: pair[0] for name, pair in losses.items()}

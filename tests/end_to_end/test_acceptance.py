@@ -39,6 +39,7 @@ def page(folder: Path, *reports: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_check_that_breaks_is_a_row_and_the_others_run(tmp_path):
     "Each training fails, so each check that needs one does; the page shows their tracebacks first."

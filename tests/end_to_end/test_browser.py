@@ -67,6 +67,7 @@ def dark(browser, server):
         yield page
 
 
+@pytest.mark.long  # test_the_buttons_save_a_checkpoint_and_stop_the_run
 def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(light, browser, server):
     write_notebook(
         server.folder / "stopped.ipynb", BEGIN, TRAIN.format(name="stopped"), "run.status, run.best.step > 0"
@@ -175,6 +176,7 @@ def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
     dark.picture("stopped", 1)
 
 
+@pytest.mark.long  # the quickstart is picked by clicking, too
 def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, server, dark):
     cells = (
         'import spectrakit as sk\npicker = sk.ProfilePicker("trainer.accelerator=cpu", samples=6400)\npicker',
@@ -208,7 +210,9 @@ def test_a_profile_is_picked_by_clicking_and_stays_in_the_notebook(browser, serv
         other.picture("picker", 0)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    "dark", [pytest.param(False, id="light", marks=pytest.mark.long), pytest.param(True, id="dark")]
+)
 def test_the_form_can_be_read_and_used_at_any_width(browser, server, dark):
     name, widths = f"form-{'dark' if dark else 'light'}", (1400, 420)
     forms = [  # each with a selection of its own
@@ -256,6 +260,7 @@ def reads_and_takes_keys(page, cell, width) -> None:
     page.output(cell).locator(".sk-go button:disabled", has_text="Train").wait_for()  # each widget has its messages
 
 
+@pytest.mark.long
 def test_on_a_page_without_a_clipboard_the_button_copies_or_marks_and_says_so(light, server):
     "As a page is that came over plain http from another machine."
     write_notebook(
@@ -299,6 +304,7 @@ def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cel
     assert light.problems == []
 
 
+@pytest.mark.long
 def test_predictions_and_the_run_before_have_their_room_from_the_start(light, server):
     words = (
         "'trainer.accelerator=cpu', 'trainer.max_epochs=4', 'trainer.log_every_n_steps=2', 'trainer.log_min_seconds=0'"
@@ -353,9 +359,8 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
     assert len(json.dumps([cell.get("outputs") for cell in saved["cells"]])) < 300_000
 
 
-@pytest.mark.parametrize(
-    ("app", "side_by_side"), [pytest.param("jupyterlab", 4, marks=pytest.mark.long), ("notebook", 2)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("app", "side_by_side"), [("jupyterlab", 4), ("notebook", 2)])
 def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by_side):
     train = f"run = fit(Tiny({{'slow': True}}), config('read', 'trainer.devices=1', 'trainer.max_epochs=3', {COLD}))"
     write_notebook(either.folder / "read.ipynb", BEGIN, train)
@@ -381,7 +386,8 @@ def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by
         assert app != "jupyterlab" or page.problems == []  # Notebook 7 has one of its own
 
 
-@pytest.mark.parametrize("app", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("app", ["jupyterlab", "notebook"])
 def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(browser, either, app):
     found = f"import sys; sys.path.append({str(ROOT / 'bench')!r})\nfrom redraws import LiveFrame"
     write_notebook(either.folder / "million.ipynb", f"{found}\nrun = LiveFrame(10**6)\nrun.more(), run.redraw();")

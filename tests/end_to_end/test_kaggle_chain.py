@@ -38,9 +38,8 @@ def run(home: Path, installed: Path, *words: object, limit_s: int = 300) -> str:
 CASES = {"as it is made": "nothing", "out of time": "time", "five folds": "folds"}
 
 
-@pytest.mark.parametrize(
-    "case", [case if case == "as it is made" else pytest.param(case, marks=pytest.mark.long) for case in CASES]
-)
+@pytest.mark.long  # with stand-ins: kaggle/test_up.py
+@pytest.mark.parametrize("case", CASES)
 def test_three_commands_lead_from_an_empty_account_to_a_submission(account, installed, tmp_path, case):  # noqa: F811 - the fixture
     home = tmp_path / "home"
     home.mkdir()

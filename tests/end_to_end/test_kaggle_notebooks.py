@@ -516,6 +516,7 @@ def test_a_language_model_is_fine_tuned_in_two_sessions_and_exported(tmp_path):
     assert len(completions) and set(" ".join(completions.fillna("")).split()) <= set(example_sets.WORDS)
 
 
+@pytest.mark.long  # Colab in the simulator
 @pytest.mark.slow
 def test_colab_goes_on_with_the_copy_on_drive_when_its_disk_is_gone(tmp_path):
     notebook, drive, runs = root / "kaggle" / "colab" / "train.ipynb", tmp_path / "drive", []

@@ -327,6 +327,7 @@ def test_a_session_ends_with_whoever_started_it(kaggles, tmp_path, soil):
 # --- the pushed kernels -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # make kaggle-sim
 def test_cut_short_gone_on_with_and_predicted_for_a_hidden_test(kaggles, pushed, tmp_path):
     """Three sessions, each with the output of the one before, in both layouts; the last is a competition's rerun with
     more to predict.
@@ -517,6 +518,7 @@ def test_colab_keeps_nothing_but_drive(colabs, pushed, tmp_path):
     assert (drive / "sessions.txt").read_text() == "xx"
 
 
+@pytest.mark.long  # test_colab_keeps_nothing_but_drive
 def test_colab_from_a_notebook_that_names_no_wheels_over_its_traps(colabs, pushed, tmp_path):
     """Drive is mounted first, the wheels are chosen in a dialog, no GPU is granted, the machine is taken away, another
     GPU comes, memory is full in the middle; each time *Run all* goes on.

@@ -205,6 +205,7 @@ def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_p
     )
 
 
+@pytest.mark.long  # a rank that fails under torchrun
 def test_under_torchrun_every_process_is_a_rank_and_has_its_variables(tmp_path):
     "And the task itself asserts what its ranks see of the variables."
     done = run_cli(
@@ -253,6 +254,7 @@ def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
     assert run.status == "failed" and "rank 1: Breaks.loss raised ArithmeticError: seven" in run.error
 
 
+@pytest.mark.long  # an interrupt on one machine
 def test_an_interrupt_of_torchrun_does_not_wait_for_a_log_point(tmp_path):
     command = (
         sys.executable,

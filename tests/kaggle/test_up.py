@@ -234,6 +234,7 @@ def test_the_same_command_goes_on_after_a_session_was_cut_short_but_repeats_no_e
     assert kaggle.asked().count("kernels push") == 1
 
 
+@pytest.mark.long
 def test_what_a_version_has_left_is_attached_to_the_next_one(tmp_path, kaggle, made):
     begin(tmp_path, made)
     none = run_cli(tmp_path, "kaggle", "up", "soil-first", "--keep")

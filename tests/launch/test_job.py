@@ -248,6 +248,7 @@ def test_torch_is_imported_only_where_the_task_needs_it():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_several_processes_share_the_pages(job, tmp_path):
     "What one writes stays its own; both have the file mapped, privately."

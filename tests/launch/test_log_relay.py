@@ -85,7 +85,7 @@ def test_the_last_words_of_a_rank_that_crashes_are_kept_without_secrets(start_cl
 
 
 @slow
-@pytest.mark.parametrize("mode", ["one process", "torchrun"])
+@pytest.mark.parametrize("mode", ["one process", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_a_killed_supervisor_leaves_no_secret_and_loses_no_line(start_cli, tmp_path, mode):
     process = talk(start_cli, "wait", *MODES[mode])
     is_printed(process, tmp_path)

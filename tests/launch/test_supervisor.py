@@ -238,6 +238,7 @@ def test_where_the_kernel_ran_out_of_memory_the_cause_is_named_and_the_loader_ha
     )
 
 
+@pytest.mark.long
 @slow
 def test_without_restarts_a_killed_rank_is_a_failed_run(nothing_left, here):
     "In a container, where one can be made, whose process 1 is the command: its children are no orphans."
@@ -320,6 +321,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_run(monkeypatch, nothing_left)
 # a start fails
 
 
+@pytest.mark.long  # ranks that hang in every start take the same way
 @slow
 def test_ranks_that_do_not_meet_get_another_launcher_then_one_process(nothing_left, calm):
     config = compose(*TWO, "launch.start_timeout_s=3")
@@ -346,6 +348,7 @@ def test_ranks_that_do_not_meet_get_another_launcher_then_one_process(nothing_le
     assert "notebook_launcher failed in this session" in last_event(run.events, "start")["reasons"]["launcher"]
 
 
+@pytest.mark.long
 @slow
 def test_without_a_fallback_a_failed_start_is_a_failed_run(nothing_left, here):
     (here / "late").touch()
@@ -484,6 +487,7 @@ def test_a_full_temporary_folder_at_the_end_changes_nothing(monkeypatch, nothing
     assert run.status == "completed" and (run.path / "summary.json").is_file()
 
 
+@pytest.mark.long
 @slow
 def test_torchrun_carries_a_task_from_a_cell_and_maps_its_large_array(nothing_left, monkeypatch):
     numpy = pytest.importorskip("numpy")
@@ -694,7 +698,8 @@ class Long(sk.Task):
     "message",
     [
         pytest.param("'x' * 3 * 10**7", id="a word", marks=pytest.mark.long),
-        pytest.param("'row\\n' * 10**7", id="lines"),
+        pytest.param("'row\\n' * 10**7", id="lines", marks=pytest.mark.long),
+        pytest.param("'row\\n' * 10**5", id="some lines"),
     ],
 )
 def test_an_error_of_any_length_is_told(here, message):

@@ -20,7 +20,7 @@ WORDS = ("trainer.accelerator=cpu", "data.batch_size=4", "trainer.max_epochs=4",
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_modules_beside_the_task_do_not_stand_in_for_pythons(here, devices):
     "Its own neighbour is found all the same."
     for name in ("random.py", "logging.py", "queue.py", "spectrakit/__init__.py"):
@@ -91,6 +91,7 @@ def test_a_folder_that_is_deleted_is_noticed_at_the_next_save(here, capsys, mode
     assert open_run(next((here / "runs").iterdir())).status == "completed"
 
 
+@pytest.mark.long  # modules beside the task
 @pytest.mark.slow
 def test_modules_in_the_working_folder_do_not_stand_in_for_pythons_in_a_shell(here):
     for name in ("random", "typing", "logging", "dataclasses", "yaml"):

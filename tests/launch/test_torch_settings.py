@@ -39,7 +39,10 @@ assert not torch.cuda.is_initialized()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("trainer.devices=2",), ("launch.mode=torchrun", "trainer.devices=2")])
+@pytest.mark.parametrize(
+    "words",
+    [(), pytest.param(("trainer.devices=2",), marks=pytest.mark.long), ("launch.mode=torchrun", "trainer.devices=2")],
+)
 def test_settings_of_a_cell_count_in_each_rank_and_are_recorded(tmp_path, words):
     (tmp_path / "cell.py").write_text(CELL)
     done = run_script(tmp_path, tmp_path / "cell.py", *words, env=clean_environ())

@@ -78,6 +78,7 @@ def test_the_second_run_uses_it_and_its_results_are_those_of_a_cold_start(spare,
     assert how(trained(WARM)).startswith("warm") and spare().process is not last
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ranks_are_forked_from_it(spare):
     words = (WARM, "distributed.world_size=2", "launch.mode=notebook_launcher", "distributed.backend=gloo")

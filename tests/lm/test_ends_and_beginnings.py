@@ -151,13 +151,13 @@ def samples_of(folder, texts, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("texts", NUMBERS)
+@pytest.mark.parametrize("texts", [NUMBERS[0], *(pytest.param(each, marks=pytest.mark.long) for each in NUMBERS[1:])])
 def test_samples_of_a_model_that_has_learned_to_end_are_as_long_as_its_texts(tmp_path, texts):
     assert samples_of(tmp_path, texts, "launch.mode=inline") == [text.replace(" ", ",", 1) for text in texts]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.long)])
 def test_two_ranks_that_share_a_model_go_on_until_the_longest_sample_has_ended(tmp_path, rank):
     texts = ["one two", "five six seven eight nine", "ba be", "ten nine eight seven"]
     more = (*TWO, "distributed.strategy=fsdp", "data.eval_batch_size=1", f"task.lora_rank={rank}")

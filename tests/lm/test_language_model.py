@@ -33,8 +33,13 @@ def corpus(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "more",
-    [(), ("task.lengths=dynamic",), ("task.lengths=padded", "data.samples_per_epoch=40"), DILOCO, AHEAD],
-    ids=["packed", "dynamic", "short-epochs", "diloco", "ahead"],
+    [
+        pytest.param((), id="packed"),
+        pytest.param(("task.lengths=dynamic",), id="dynamic", marks=pytest.mark.long),
+        pytest.param(("task.lengths=padded", "data.samples_per_epoch=40"), id="short-epochs"),
+        pytest.param(DILOCO, id="diloco", marks=pytest.mark.long),
+        pytest.param(AHEAD, id="ahead", marks=pytest.mark.long),
+    ],
 )
 def test_cut_three_times_in_the_middle_of_a_stream_it_is_the_same_to_the_bit(tmp_path, corpus, more):
     train = trainer_in(tmp_path)

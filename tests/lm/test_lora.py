@@ -87,6 +87,7 @@ class Whole(Cut):
         return None
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_holds_the_base_too_goes_on_without_it(tmp_path, corpus):
     train, given = trainer_in(tmp_path), (*words(corpus, *LORA), "optimizer.name=adamw", "data.shuffle=true")
     whole = train(LanguageModel(), *given, name="whole")
@@ -150,6 +151,7 @@ def check_cut(corpus, tmp_path, *more: str) -> None:
     assert furthest(weights(tmp_path / "whole"), weights(tmp_path / "cut")) == 0.0
 
 
+@pytest.mark.long
 def test_with_diloco_two_workers_send_their_adapters_alone(tmp_path, corpus):
     rounds = [event for event in uncut(corpus, tmp_path, *DILOCO) if event["type"] == "round"]
     assert [event["bytes"] for event in rounds] == [4 * ADAPTERS] * 3

@@ -71,6 +71,7 @@ def right(cv):
     return (cv.values.argmax(1) == cv.targets.astype(int)).mean()
 
 
+@pytest.mark.long
 def test_what_another_model_knows_helps(here):
     words = (*WORDS, "trainer.max_epochs=8")
     first = sk.cross_validate(First(), compose(*words), folds=4, show=False)

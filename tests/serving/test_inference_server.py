@@ -142,6 +142,7 @@ def test_the_local_gateway_gets_what_predict_says(cup, tmp_path):
     assert np.allclose(found["price"], expected["price"], atol=1e-3)
 
 
+@pytest.mark.long
 def test_batches_of_polars_are_answered_in_polars(cup, tmp_path):
     data, run = cup
     pytest.importorskip("polars", reason="polars is not installed")
@@ -187,6 +188,7 @@ def three(cup) -> list[Path]:
     return [sk.fit("table", *words, f"seed={seed}", show=False).raise_for_status().path for seed in (1, 2, 3)]
 
 
+@pytest.mark.long
 def test_several_runs_answer_as_predict_averages_them(cup, three, tmp_path):
     "On two devices; a run that has lost its checkpoints is named and left out."
     data, _ = cup

@@ -164,7 +164,10 @@ def server():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REMOVABLE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (number >= 9)) for number, name in enumerate(REMOVABLE)],
+)
 def test_all_else_works_without_a_part(tmp_path, server, name):
     "All modules can be imported, a run is cut and resumed, and chosen tests of training pass."
     shutil.copytree(ROOT / "spectrakit", tmp_path / "spectrakit")  # with its bytecode, which saves seconds

@@ -201,7 +201,7 @@ STREAM = ("diloco.fragments=2", "diloco.overlap_steps=2")
 @pytest.mark.parametrize(
     "more",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         (*STREAM, "diloco.compression=int4"),
         pytest.param(("diloco.compression=int4",), marks=pytest.mark.long),
         pytest.param(STREAM, marks=pytest.mark.long),
@@ -267,6 +267,7 @@ class ByMuon(Curve):
         return MuonAndAdamW(model.parameters(), cfg.optimizer.lr)
 
 
+@pytest.mark.long
 def test_an_inner_optimizer_of_ones_own_lives_on_over_rounds_and_a_resume(tmp_path):
     words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=7")
     words = (*words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")
@@ -425,6 +426,7 @@ def test_a_stop_in_the_middle_of_a_round_leaves_the_mean_of_the_workers(tmp_path
     assert (found[name] - sum(workers) / 2).abs().max() < 1e-6
 
 
+@pytest.mark.long
 def test_sharded_workers_learn_what_whole_ones_do(tmp_path):
     words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=7")
     words = (*words, "checkpoint.every_n_epochs=null", "checkpoint.keep_last=9")

@@ -92,6 +92,7 @@ def test_two_ranks_hold_out_what_one_does(here):
     assert two.values.tolist() == list(range(23)) and two.mean == pytest.approx(one.mean, rel=1e-4)
 
 
+@pytest.mark.long
 def test_side_by_side_they_bring_what_they_bring_one_after_another(here):
     words = (*SHORT, "launch.threads=1")
     both = sk.cross_validate(task("Line"), compose(*words, "run.dir=two", "folds.parallel=2"), folds=3, show=False)
@@ -513,6 +514,7 @@ def test_why_a_fold_failed_stands_in_the_table(here):
         sk.cross_validate(BreaksLate(), compose(*INLINE, *HERE), folds=3, show=False, on_error="stop")
 
 
+@pytest.mark.long
 def test_a_second_stop_ends_folds_side_by_side_at_once(here):
     words = (*SHORT, "folds.parallel=2", "folds.count=4", "trainer.max_epochs=400", "run.dir=runs")
     process = start_cli(here, "cross-validate", task("Line"), *words, env={"TINY_HOLD": f"9:{here}"})

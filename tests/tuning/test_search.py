@@ -90,6 +90,7 @@ def test_an_error_on_one_rank_is_a_line_of_the_table(here):
     assert "this rank fails" in study.trials[1].note and "this rank fails" in done.stdout
 
 
+@pytest.mark.long
 def test_side_by_side_each_has_its_share_of_the_cores(here):
     words = (*SHORT, *SCORE, "search.parallel=2", "search.sampler=grid", "search.pruner=none")
     done = run_cli(here, "search", task("Planned"), grid(1.0, 2.0, 3.0, 4.0), *words)
@@ -111,6 +112,7 @@ def test_side_by_side_each_has_its_share_of_the_cores(here):
     assert line.metric == "val_score" and line.seconds > 0
 
 
+@pytest.mark.long  # the same for folds: test_cross_validation.py
 def test_processes_that_do_not_come_about_are_tried_once_in_a_study(here):
     (here / "late").touch()
     words = (*SHORT, "trainer.devices=2", "launch.mode=torchrun", "run.dir=runs", "search.sampler=grid", "seed=3")
@@ -147,6 +149,7 @@ def test_the_clock_cuts_a_trial_and_the_next_session_goes_on_with_it(here):
     assert steps == sorted(steps) and len(set(steps)) == 30  # each epoch once: it went on
 
 
+@pytest.mark.long  # a kill at any line of the journal
 def test_a_killed_search_is_gone_on_with_though_its_journal_is_torn(here):
     words = (*SHORT, *SCORE, "search.sampler=grid", "checkpoint.max_share=1", grid(1.0, 2.0))
     held = {"TINY_HOLD": f"6:{here}"}  # in the second epoch of the first trial
@@ -171,7 +174,7 @@ def test_a_killed_search_is_gone_on_with_though_its_journal_is_torn(here):
     assert "restart" in kinds and kinds.count("eval") == 3  # it went on from its checkpoint
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_stopped_by_hand_or_by_a_closed_terminal_it_saves_and_goes_on(here, number):
     words = (*SHORT, *SCORE, "trainer.max_epochs=200", "task.slow_s=0.05", "search.sampler=grid", "run.dir=runs")
     first = start_cli(here, "search", task("Planned"), grid(9.0, 1.0), *words)
@@ -185,6 +188,7 @@ def test_stopped_by_hand_or_by_a_closed_terminal_it_saves_and_goes_on(here, numb
     assert find_checkpoint(run.path / "checkpoints", "LATEST")[0] is not None
 
 
+@pytest.mark.long
 def test_two_searches_on_one_study_train_each_trial_once(here):
     words = (*SHORT, *SCORE, "search.sampler=grid", "search.pruner=none", "task.slow_s=0.05", "run.dir=runs")
     space = grid(1.0, 2.0, 3.0, 4.0, 5.0)
@@ -363,6 +367,7 @@ def test_values_that_the_task_refuses_cost_only_their_trial(here):
     assert study.status == "failed" and "no trial was completed: Even.model raised" in str(study)
 
 
+@pytest.mark.long  # folds are children, too: test_cross_validation.py
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
 def test_each_trial_is_a_child_of_the_search_in_every_tracker(here):
     words = (*SHORT, *SCORE, "search.parallel=2", "search.sampler=grid", "report_to=all", "trainer.max_epochs=1")
@@ -439,6 +444,7 @@ def test_the_best_settings_have_the_batch_of_their_trial_on_more_gpus(here, monk
     assert study.best_config.data.micro_batch_size == 5
 
 
+@pytest.mark.long
 def test_a_second_stop_ends_trials_at_once_and_they_are_queued(here):
     words = (*SHORT, *SCORE, "search.sampler=grid", "trainer.max_epochs=400", "checkpoint.max_share=1", "run.dir=runs")
     held = {"TINY_HOLD": f"9:{here}"}  # a step of the first trial that does not end

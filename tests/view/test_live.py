@@ -112,6 +112,7 @@ comm.create_comm = refused
 MIME = {"text/plain", "text/html", "image/png"}  # what any front end shows
 
 
+@pytest.mark.long
 def test_a_front_end_without_comms_is_shown_all_of_it(todays_kernel):
     "VS Code and Colab show the same bundles, each in its own way, and may show no widget at all."
     todays_kernel.run(BEGIN + NO_COMMS)
