@@ -124,9 +124,7 @@ def step_at(s: TrainState, factor: float) -> None:
         optimizer.step()
     else:
         scaler.step(optimizer), scaler.update()
-    optimizer.zero_grad()
-    for q in s.learner.unowned:
-        q.grad = None
+    s.learner.drop_gradients()
 
 # %% ../../nbs/55_jobs/01_lr_range_test.ipynb #3de35391
 def record_loss(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:

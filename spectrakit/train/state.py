@@ -79,6 +79,12 @@ class Learner:
         if self.optimizer is not None:
             self.owned, self.unowned = ownership(self.optimizer, self.params)
 
+    def drop_gradients(self) -> None:
+        """Delete the gradients of all trainable parameters."""
+        self.optimizer.zero_grad()
+        for q in self.unowned:
+            q.grad = None
+
     def note_unfrozen(self, named: Iterable[tuple[str, Any]]) -> None:
         """Record which of the `named` parameters are trainable now although they belong to `base`."""
         if self.base is not None:

@@ -348,3 +348,147 @@ def test_the_comparison_notices_a_replay_that_computes_something_else(train, cap
     run = train(Small(), *WORDS, EMA, ON, name="captured")
     assert why(run) == f"no CUDA graphs: replayed steps gave another {part}"
     assert torch.equal(plain.weights(), run.weights()) and torch.equal(plain.weights(ema=True), run.weights(ema=True))
+
+
+class TensorRate(Small):
+    "Its learning rate is a tensor, which torch's schedulers change in place."
+
+    def optimizer(self, model, cfg):
+        return torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), fused=True)
+
+    def scheduler(self, optimizer, cfg, total_steps):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+
+class Peeks(torch.autograd.Function):
+    "The identity, which reads a value in its backward pass."
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad if grad.sum().item() < 1e9 else 2 * grad
+
+
+class LaterPeeks(Small):
+    "From the second epoch on its backward pass cannot be recorded, when some gradients are there already."
+
+    peeks = False
+
+    def on_epoch(self, model, moment):
+        self.peeks = moment.epoch >= 1
+
+    def loss(self, model, batch):
+        inner = model[:3](batch[0])
+        return (model[3:](Peeks.apply(inner) if self.peeks else inner)[:, 0] - batch[1]).square().mean()
+
+
+class Measured(Small):
+    "Each evaluation changes a factor of the loss."
+
+    def __init__(self):
+        super().__init__()
+        self.held = {"factor": 1.0}
+
+    def loss(self, model, batch):
+        return super().loss(model, batch).value * self.held["factor"]
+
+    def predict(self, model, batch):
+        return model(batch[0])[:, 0]
+
+    def metrics(self, outputs, batch):
+        self.held["factor"] = self.held["factor"] * 0.5
+        return {"mean": (outputs.sum(), len(outputs))}
+
+
+class MeasuredTensor(Measured):
+    def __init__(self):
+        super().__init__()
+        self.held = {"factor": torch.ones(())}
+
+
+class Counting(nn.Module):
+    "Counts its passes in a dict, for a factor in the later ones."
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.seen = nn.Linear(2, 1), {"passes": 0}
+
+    def forward(self, x):
+        self.seen["passes"] += self.training
+        return self.line(x) * (3 if self.seen["passes"] > 12 else 1)
+
+
+class CountsInModel(Small):
+    def model(self, cfg):
+        return Counting()
+
+
+class CountsInHook(Small):
+    def model(self, cfg):
+        net, passes = super().model(cfg), [0]
+
+        def counted(module, inputs, outputs):
+            passes[0] += 1
+            return outputs * (1 if passes[0] < 1000 else 2)
+
+        net[0].register_forward_hook(counted)
+        return net
+
+
+class ReadsSchedule(Small):
+    rule = None
+
+    def scheduler(self, optimizer, cfg, total_steps):
+        self.rule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        return self.rule
+
+    def loss(self, model, batch):
+        return super().loss(model, batch).value * (2 if self.rule is not None and self.rule.last_epoch > 9 else 1)
+
+
+class LaterWide(Small):
+    "One sample is wider, in the third micro batch of an eighth window."
+
+    def datasets(self, cfg):
+        return [(torch.ones(4 if n == 60 else 1) * n / 72, torch.tensor(n / 36)) for n in range(72)], None
+
+    def collate(self, samples):
+        rows = nn.utils.rnn.pad_sequence([x for x, _ in samples], batch_first=True)
+        return rows, torch.stack([y for _, y in samples])
+
+    def model(self, cfg):
+        return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        return (model(batch[0].sum(1, keepdim=True))[:, 0] - batch[1]).square().mean()
+
+
+CAPTURED = "CUDA graphs: as set"
+PARTS = ("data.global_batch_size=8", "data.micro_batch_size=2")
+WIDE = ("data.shuffle=false", "dataloader.num_workers=0", *PARTS)
+LATER = "no CUDA graphs from here on: "
+BETWEEN = [  # what changes between two steps, outside of the loss: (task, settings, (decision, recordings, message))
+    (TensorRate, (), (CAPTURED, 2, None)),
+    (LaterPeeks, (), (CAPTURED, 2, f"{LATER}{STREAM}")),
+    (LaterPeeks, PARTS, (CAPTURED, 2, f"{LATER}{STREAM}")),
+    (Measured, (), (CAPTURED, 5, None)),
+    (MeasuredTensor, (), (CAPTURED, 5, None)),
+    (CountsInModel, (), ("no CUDA graphs: the model changes an attribute in each pass", 0, None)),
+    (CountsInHook, (), ("no CUDA graphs: the model changes an attribute in each pass", 0, None)),
+    (ReadsSchedule, (), (CAPTURED, 1, f"{LATER}task.rule._step_count changes between steps")),
+    (LaterWide, WIDE, (CAPTURED, 2, None)),
+]
+
+
+@pytest.mark.parametrize(("task", "words", "told"), BETWEEN, ids=[task.__name__ for task, *_ in BETWEEN])
+def test_a_change_between_steps_reaches_captured_ones(train, captured, task, words, told):
+    decision, recordings, message = told
+    kept = WORDS if not words else [word for word in WORDS[1:] if word != "data.shuffle=true"]
+    plain = train(task(), *kept, *SHARED, *words, OFF, name="plain")
+    run = train(task(), *kept, *SHARED, *words, ON, name="captured")
+    assert why(run) == decision and sum(each.recordings for each in captured) == recordings
+    assert message is None or message in messages(run)
+    assert torch.equal(plain.weights(), run.weights()) and plain.column("step", "loss") == run.column("step", "loss")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ...config.effective_batch import BatchPlan
 from ...config.schema import Config
-from ...data.batch_forms import leaves_of, map_batch
+from ...data.batch_forms import leaves_of, map_batch, parts_of
 from ...distributed.context import RunContext
 from ...task.task import provides, takes_moment
 
@@ -130,9 +130,11 @@ def rates_on_device(groups: Sequence[dict], device: Any) -> Iterator[list[Any]]:
 WARM_UP = 3  # computed windows before the recording
 
 
-def form_of(data: Any) -> list[tuple]:
-    """Return shape and type of each tensor of a batch, and the values of other parts."""
-    return [(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else (type(leaf), leaf) for leaf in leaves_of(data)]
+def form_of(data: Any) -> Any:
+    """Return the names of a batch's parts in order, with shape and type of each tensor and the values of others."""
+    if (parts := parts_of(data)) is not None:
+        return [(name, form_of(part)) for name, part in parts]
+    return (data.shape, data.dtype) if hasattr(data, "dtype") else (type(data), data)
 
 
 def first_error(error: BaseException) -> str:
@@ -164,7 +166,7 @@ class Recording:
         with rates_on_device(groups, self.inputs[0][0].device) as self.rates:
             self.compute = compute
             self.run = recorder.record(self._computed)
-        self.written, self.fixed = [group["lr"] for group in groups], self._hyperparameters()
+        self.written, self.fixed = [float(group["lr"]) for group in groups], self._hyperparameters()
 
     def _hyperparameters(self) -> list[dict]:
         return [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in self.groups]
@@ -179,9 +181,12 @@ class Recording:
     def replay(self) -> tuple:
         """Train on the inputs; return (loss, logs, other tensors), with the loss valid until the next replay."""
         for place, group in enumerate(self.groups):
-            if group["lr"] != self.written[place]:
-                self.written[place] = group["lr"]
-                self.rates[place].fill_(group["lr"])
+            rate = group["lr"]
+            if type(rate) is not float:
+                rate = float(rate)  # a tensor may be changed in place
+            if rate != self.written[place]:
+                self.written[place] = rate
+                self.rates[place].fill_(rate)
         self.run()
         loss, logs, others = self.outputs
         return loss, {name: tuple(map(_copied, pair)) for name, pair in logs.items()}, others
@@ -195,7 +200,7 @@ class CapturedStep:
         groups: parameter groups of the optimizer
         plan: samples and micro batches of a window
         recorder: recorder of operations
-        objection: returns the reason against recording a step on a micro batch, or ""
+        objection: returns the reason against a recording, or "", for (micro batch, windows so far) before a recording
     """
 
     def __init__(
@@ -204,7 +209,7 @@ class CapturedStep:
         groups: Sequence[dict],
         plan: BatchPlan,
         recorder: Recorder,
-        objection: Callable[[Any], str] = lambda data: "",
+        objection: Callable[[Any, int], str] = lambda data, seen: "",
     ) -> None:
         self.compute, self.groups, self.plan, self.recorder = compute, groups, plan, recorder
         self.objection = objection
@@ -218,12 +223,17 @@ class CapturedStep:
         self.within: bool | None = None  # whether the current window is replayed; None between windows
 
     def takes(self, batch: Any) -> bool:
-        """Return whether the window of `batch` is replayed, and copy `batch` for it."""
+        """Return whether the window of `batch` is replayed, and copy `batch` for it.
+
+        After true for earlier micro batches of a window, false means that its copied ones must be computed, too.
+        """
         import torch
 
         if self.within is None:
             whole = batch.window_samples == self.plan.effective_batch_size
             self.within = whole and not self.error and self._is_recorded(batch.data)
+        elif self.within and self.recorded is not None:
+            self.within = form_of(batch.data) == self.recorded.form
         if (taken := self.within) and self.recorded is not None:
             torch._foreach_copy_(self.recorded.inputs[self.part], [*leaves_of(batch.data)])
         self.part += 1
@@ -232,12 +242,12 @@ class CapturedStep:
         return taken
 
     def _is_recorded(self, data: Any) -> bool:
-        if self.recorded is None and self.seen >= WARM_UP:
+        if self.recorded is None:
             parts = self.plan.gradient_accumulation_steps
             try:
-                if not (why := self.objection(data)):
+                self.error = self.objection(data, self.seen)
+                if self.seen >= WARM_UP and not self.error:
                     self.recorded = Recording(self.compute, self.groups, data, parts, self.recorder)
-                self.error = why
             except Exception as error:
                 self.error = first_error(error)
         return self.recorded is not None and form_of(data) == self.recorded.form

@@ -153,9 +153,7 @@ def undo_step(s: TrainState) -> None:
     """Restore the state of the last step boundary, and free all memory of later tensors."""
     import torch
 
-    s.learner.optimizer.zero_grad()
-    for q in s.learner.unowned:
-        q.grad = None
+    s.learner.drop_gradients()
     rewind_random_states(s)
     restore_buffers(s.window.buffers)
     gc.collect()  # an error and its frames may form a cycle
