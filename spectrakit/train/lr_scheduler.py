@@ -9,6 +9,7 @@ __all__ = ['lr_rule', 'step_scheduler', 'interval_of', 'check_scheduler', 'count
 import math
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from ..config.learning_rate_schedule import lr_curve, warmup_length
@@ -139,11 +140,12 @@ class LearningRate(Part):
         """Advance the schedule, and the task's scheduler by its interval."""
         learner = self.s.learner
         self.s.schedule.position += self.s.schedule.stride
+        self.s.schedule.rates = None
         if learner.scheduler is None:
             return
-        if learner.interval == "step":
-            step_scheduler(learner)
-        if learner.interval == "epoch" and self.s.progress.window == 0:
+        if learner.interval == "step" or (learner.interval == "epoch" and self.s.progress.window == 0):
+            groups = learner.optimizer.param_groups
+            self.s.schedule.rates = [{"name": group.get("name"), "lr": deepcopy(group["lr"])} for group in groups]
             step_scheduler(learner)
 
     def after_evaluation(self) -> None:

@@ -128,6 +128,7 @@ class Schedule:
     position: float = 0.0  # position on the schedule; faster than steps if it was shortened
     scale: float = 1.0  # learning rate factor after rollbacks
     announced_steps: int = 0  # last logged `total_steps`
+    rates: list[dict] | None = None  # groups of the last step, if a task's scheduler has set the next rates
 
 # %% ../../nbs/50_train/02_state.ipynb #273fcba5
 def never() -> int:

@@ -198,8 +198,9 @@ class OwnSchedule(Rated):
 
 def test_a_tasks_own_scheduler_steps_once_per_optimizer_step(train):
     task = OwnSchedule()
-    train(task, *ACCUMULATED, "scheduler.name=cosine")
+    run = train(task, *ACCUMULATED, "scheduler.name=cosine")
     assert task.told == 12 and task.made.rates == pytest.approx([0.1] * 5 + [0.05] * 5 + [0.025] * 2)
+    assert run.column("step", "lr") == pytest.approx(task.made.rates)  # not those of the next steps
 
 
 # moving average, early stop, lengths

@@ -52,7 +52,7 @@ GROUPS = "optimizer.groups=[{match: '0.*', lr_factor: 0.5}]"
     ("task", "words", "wanted"),
     [
         (Named(), (), [{"body": 0.1, "1": 0.2}] * 4),
-        (Scheduled(), (), [{}, {"body": 0.1, "head": 0.05}, {"body": 0.1, "head": 0.05}, {"body": 0.1, "head": 0.025}]),
+        (Scheduled(), (), [{}, {}, {"body": 0.1, "head": 0.05}, {"body": 0.1, "head": 0.05}]),
         (Parts(), (GROUPS, "optimizer.lr=0.1"), [{"0": 0.1, "1": 0.1, "0.*": 0.05}] * 4),
         (Parts(), ("optimizer.lr=0.1",), [{}] * 4),
     ],

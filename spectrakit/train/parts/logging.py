@@ -228,6 +228,7 @@ class Logging(Part):
         """Close the interval since the last log point, unless it has no step."""
         s = self.s
         p, interval, pace = s.progress, s.record.interval, s.record.pace
+        groups = s.schedule.rates or s.learner.optimizer.param_groups
         steps = p.step - interval.step
         if steps == 0:
             return
@@ -238,10 +239,10 @@ class Logging(Part):
             p.step,
             steps,
             round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4),
-            float(s.learner.optimizer.param_groups[0]["lr"]),
+            float(groups[0]["lr"]),
             round(interval.samples / seconds, 1),
             interval.logs,
-            lrs=group_rates(s.learner.optimizer.param_groups),
+            lrs=group_rates(groups),
             of_epoch=p.epoch - (p.window == 0),
         )
         self.closed.append(Closed(point, values, self._load(seconds)))
