@@ -1645,6 +1645,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'spectrakit.data.loaders._rows_reason': ( '10_data/loaders.html#_rows_reason',
                                                                                    'spectrakit/data/loaders.py'),
                                          'spectrakit.data.loaders._timed': ('10_data/loaders.html#_timed', 'spectrakit/data/loaders.py'),
+                                         'spectrakit.data.loaders._with_gaps': ( '10_data/loaders.html#_with_gaps',
+                                                                                 'spectrakit/data/loaders.py'),
                                          'spectrakit.data.loaders._worker_fault': ( '10_data/loaders.html#_worker_fault',
                                                                                     'spectrakit/data/loaders.py'),
                                          'spectrakit.data.loaders._workers_for': ( '10_data/loaders.html#_workers_for',

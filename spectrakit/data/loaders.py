@@ -892,6 +892,13 @@ def _non_finite(block: Any) -> int:
     whole = block.sum(dtype=torch.float32 if small else None)
     return 0 if bool(torch.isfinite(whole)) else int((~torch.isfinite(block)).sum())
 
+
+def _with_gaps(values: Any) -> Any:
+    """Return `values` and the memory between them as [n], without a copy; `values` if that is over half of it."""
+    length = 1 + sum((count - 1) * step for count, step in zip(values.shape, values.stride(), strict=True))
+    dense = values.is_contiguous() or values.numel() == 0 or length > 2 * values.numel()
+    return values if dense else values.as_strided((length,), (1,))
+
 # %% ../../nbs/10_data/06_loaders.ipynb #f1b10c03
 def _non_finite_rows(data: Any) -> Iterator[int]:
     """Yield the rows of a tensor [rows, …] that hold NaN or infinity."""
@@ -916,6 +923,8 @@ def find_non_finite(data: Any, name: str = "batch") -> str | None:
         return next((place for part, value in parts if (place := find_non_finite(value, name + part))), None)
     if torch.is_tensor(data) and (data.is_floating_point() or data.is_complex()):
         values = dense_parts(data)[0]
+        if not any(map(_non_finite, blocks_of(_with_gaps(values)))):
+            return None  # the usual case, in one pass without copies
         if not (bad := sum(map(_non_finite, blocks_of(values)))):
             return None
         if values is not data:
