@@ -69,6 +69,7 @@ _NAMES = {
     "weighted_mean": "task.loss",
     "Task": "task.task",
     "Scaler": "data.standardize",
+    "random_crop": "data.augmentation",
     "Watchdog": "watchdog.watchdog",
     "watch": "view.cell.live",
 }

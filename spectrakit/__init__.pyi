@@ -15,6 +15,7 @@ from spectrakit.config.compose import override as override
 from spectrakit.config.explain import explain as explain
 from spectrakit.config.schema import Config as Config
 from spectrakit.data.array_rows import ArrayDataset as ArrayDataset
+from spectrakit.data.augmentation import random_crop as random_crop
 from spectrakit.data.standardize import Scaler as Scaler
 from spectrakit.kaggle.check import check_kernel as check_kernel
 from spectrakit.kaggle.client import push_kernel as push_kernel
@@ -106,6 +107,7 @@ __all__ = [
     "preflight",
     "profiles",
     "push_kernel",
+    "random_crop",
     "report",
     "resume",
     "run_single_trial",

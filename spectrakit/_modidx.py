@@ -1438,6 +1438,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'spectrakit/data/array_rows.py'),
                                             'spectrakit.data.array_rows.take_rows': ( '10_data/array_rows.html#take_rows',
                                                                                       'spectrakit/data/array_rows.py')},
+            'spectrakit.data.augmentation': { 'spectrakit.data.augmentation.random_crop': ( '10_data/augmentation.html#random_crop',
+                                                                                            'spectrakit/data/augmentation.py')},
             'spectrakit.data.batch_forms': { 'spectrakit.data.batch_forms._collate_parts': ( '10_data/batch_forms.html#_collate_parts',
                                                                                              'spectrakit/data/batch_forms.py'),
                                              'spectrakit.data.batch_forms._rebuild': ( '10_data/batch_forms.html#_rebuild',

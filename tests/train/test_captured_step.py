@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from exact_tasks import CountedScaler, scaled
 from recorded_ops import OpsRecorder, on_a_gpu
+from spectrakit.data.augmentation import random_crop
 from spectrakit.runs.events import last_event
 from spectrakit.task.loss import Loss
 from spectrakit.train import gradient_accumulation
@@ -466,6 +467,12 @@ class LaterWide(Small):
         return (model(batch[0].sum(1, keepdim=True))[:, 0] - batch[1]).square().mean()
 
 
+class Crops(Small):
+    def loss(self, model, batch):
+        rows = random_crop(batch[0][:, None, None, :], padding=1)[:, 0, 0]
+        return (model(rows)[:, 0] - batch[1]).square().mean()
+
+
 CAPTURED = "CUDA graphs: as set"
 PARTS = ("data.global_batch_size=8", "data.micro_batch_size=2")
 WIDE = ("data.shuffle=false", "dataloader.num_workers=0", *PARTS)
@@ -479,6 +486,7 @@ BETWEEN = [  # what changes between two steps, outside of the loss: (task, setti
     (CountsInModel, (), ("no CUDA graphs: the model changes an attribute in each pass", 0, None)),
     (CountsInHook, (), ("no CUDA graphs: the model changes an attribute in each pass", 0, None)),
     (ReadsSchedule, (), (CAPTURED, 1, f"{LATER}task.rule._step_count changes between steps")),
+    (Crops, (), (CAPTURED, 2, None)),
     (LaterWide, WIDE, (CAPTURED, 2, None)),
 ]
 
