@@ -97,8 +97,8 @@ def fold_of(task: Any, config: Config) -> int | None:
     """Return the fold that a run holds out, or None."""
     if config.folds.fold is not None or not provides(task, "fold_rows"):
         return config.folds.fold
-    fold = int(config.task.get("fold", task.options["fold"]))
-    return fold if fold >= 0 else None
+    fold = config.task.get("fold", task.options["fold"])
+    return None if fold is None or int(fold) < 0 else int(fold)
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #1d43eeed
 def own_folds(task: Any, config: Config) -> Folds:

@@ -152,7 +152,7 @@ def test_a_table_takes_them_by_one_line(here, tmp_path, regression):
     second = sk.cross_validate("table", asked, folds=3, predict=tmp_path / "out.csv", show=False)
     assert second.status == "completed" and second.folds.sha256 == first.folds.sha256
     weights = second.runs[0].load_model().inputs
-    own = 2 * 13 + 3  # two numbers with their embeddings, a text of two levels and an unknown one
+    own = 2 * 9 + 3  # two numbers with their embeddings, a text of two levels and an unknown one
     assert weights.size == own + (1 if regression else 2)
     assert (
         second.score == pytest.approx(first.score, rel=0.5, abs=0.05)

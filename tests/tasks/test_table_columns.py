@@ -205,8 +205,8 @@ def test_a_competition_with_all_of_them_can_be_learned_and_answered(tmp_path, fo
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         told, model = task.describe(cfg), task.model(cfg).eval()
-        x, y = task.datasets(cfg)[0].tensors
-        assert torch.isfinite(task.loss(model, (x, y)))
+        sample = task.datasets(cfg)[0].tensors
+        assert torch.isfinite(task.loss(model, sample))
         with torch.inference_mode():
             table = task.submission(task.predict(model, task.test_dataset(cfg).tensors).numpy())
     columns = task.training(cfg).recipe.columns

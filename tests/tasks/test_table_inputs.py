@@ -124,13 +124,13 @@ def test_an_epoch_suits_the_number_of_rows(tmp_path):
     task, cfg = competition(tmp_path), with_profile(compose(*WORDS), "table", "tasks")
     train, _valid = task.datasets(cfg)
     order = task.sampler(train, cfg)
-    assert len(order) == 32 * 256 and set(order) == set(range(len(train)))
-    assert len(task.sampler(range(10**6), cfg)) == 500 * 256
+    assert len(order) == 32 * 320 and set(order) == set(range(len(train)))
+    assert len(task.sampler(range(10**6), cfg)) == 500 * 320
     assert sorted(Passes(5, 5)) == list(range(5))
 
 
 def test_each_member_of_the_ensemble_has_its_own_loss(tmp_path):
-    task, cfg = competition(tmp_path), compose(*WORDS, "task.members=4")
+    task, cfg = competition(tmp_path), compose(*WORDS, "task.members=4", "task.fold=0")
     model = task.model(cfg).eval()
     x, y = task.datasets(cfg)[0].tensors
     scores = model(x)
@@ -138,6 +138,36 @@ def test_each_member_of_the_ensemble_has_its_own_loss(tmp_path):
     each = [torch.nn.functional.cross_entropy(scores[:, i], y) for i in range(4)]
     assert torch.isclose(task.loss(model, (x, y)), sum(each) / 4)
     assert torch.allclose(task.predict(model, (x,)), scores.softmax(2).mean(1))
+
+
+def test_each_member_learns_from_the_rows_that_it_does_not_hold_out(tmp_path):
+    task, cfg = competition(tmp_path), compose(*WORDS)
+    model, (train, valid) = task.model(cfg).eval(), task.datasets(cfg)
+    x, fold, y = valid.tensors
+    assert len(train) == len(valid) == ROWS and set(fold.tolist()) == set(range(5)) == set(range(model(x).shape[1]))
+    own = torch.stack([model(x)[row, fold[row]] for row in range(ROWS)])
+    assert torch.allclose(task.predict(model, (x, fold, y)), own.softmax(1), atol=1e-6)
+    assert torch.isclose(task.loss(model, (x, fold, y)), torch.nn.functional.cross_entropy(own, y))
+    rows, weight = fold == 3, model.head.weight
+    task.loss(model.train(), (x[rows], fold[rows], y[rows])).backward()
+    assert (weight.grad[3] == 0).all() and all((weight.grad[i] != 0).any() for i in range(5) if i != 3)
+
+
+@pytest.mark.parametrize("members, held", [(2, [0, 1, 0, 1, 0]), (7, [0, 1, 2, 3, 4])])
+def test_other_numbers_of_members_hold_out_each_row(tmp_path, members, held):
+    task, cfg = competition(tmp_path), compose(*WORDS, f"task.members={members}")
+    model = task.model(cfg).eval()
+    x, fold, y = task.datasets(cfg)[1].tensors
+    chosen = [torch.arange(members) % 5 == held[f] for f in fold]
+    mean = torch.stack([scores.softmax(1)[which].mean(0) for scores, which in zip(model(x), chosen, strict=True)])
+    assert torch.allclose(task.predict(model, (x, fold, y)), mean, atol=1e-6)
+
+
+def test_one_member_cannot_hold_out_each_fold(tmp_path):
+    task = competition(tmp_path)
+    with pytest.raises(RequestError, match=r"task.members=1 leaves no fold out.*task.fold=0"):
+        task.model(compose(*WORDS, "task.members=1"))
+    assert task.model(compose(*WORDS, "task.members=1", "task.fold=0")) is not None
 
 
 def test_the_metric_of_the_answer_chooses_the_checkpoint(tmp_path):

@@ -228,7 +228,7 @@ def read_training(task: Task, cfg: Config, options: dict[str, Any]) -> tuple[Tra
     train, y = _with_targets(train, q, notes, names[0])
     groups = _groups(train, q, options)
     folds = int_option(task, cfg, "folds", 2, len(train))
-    fold = int_option(task, cfg, "fold", -1, folds - 1)
+    fold = -1 if task.option(cfg, "fold") is None else int_option(task, cfg, "fold", -1, folds - 1)
     parts = folds_of(y if y.ndim == 1 else y[:, 0], groups, folds)
     held_out = parts == fold
     common = _columns_to_learn_from(train, test, q, options, names, notes)
