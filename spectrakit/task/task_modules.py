@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MOST_THINGS', 'parts_held', 'Held', 'held_by', 'TaskModules', 'held_beside', 'move_held', 'with_held',
-           'held_in_eval_mode', 'join_optimizer', 'record_unused', 'learning', 'shared_tensors', 'record_tensors',
-           'state_of_held', 'load_held', 'generator_states', 'load_generator_states', 'share_held', 'exchange_held',
+           'held_in_eval_mode', 'join_optimizer', 'record_unused', 'learning', 'shared_tensors', 'values_of',
+           'record_tensors', 'state_of_held', 'load_held', 'generator_states', 'load_generator_states',
+           'state_of_values', 'load_values', 'names_of', 'added_to', 'share_held', 'exchange_held',
            'restore_first_tensors', 'record_end']
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a61e383f
@@ -30,7 +31,8 @@ _MOST_PARTS, MOST_THINGS = 1000, 50_000  # parts of one container; objects in al
 def _has_state(thing: Any) -> bool:
     import torch
 
-    return isinstance(thing, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)) or _is_generator(thing)
+    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    return isinstance(thing, kinds) or _is_generator(thing)
 
 
 def _is_generator(thing: Any) -> bool:
@@ -42,6 +44,19 @@ def _is_generator(thing: Any) -> bool:
     return isinstance(thing, kinds) or (isinstance(thing, random.Random) and hasattr(thing, "gauss_next"))
 
 
+_PLAIN = (bool, int, float, str, type(None))
+_MOST_BYTES = 2**20  # of an array
+
+
+def _is_value(thing: Any) -> bool:
+    """Check for a number, a text, None, or a small array of numbers."""
+    import numpy
+
+    if isinstance(thing, (numpy.ndarray, numpy.generic)):
+        return thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES
+    return type(thing) in _PLAIN
+
+# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7c
 @functools.lru_cache(maxsize=1000)  # the code is looked at before each save
 def _globals_of(code: Any) -> set[str]:
     read = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
@@ -68,7 +83,7 @@ def parts_held(thing: Any) -> list[tuple[Any, Any]]:
     """Return (key, part) of a container, a function or a user's object."""
     if isinstance(thing, dict):
         parts = list(thing.items())
-    elif isinstance(thing, (list, tuple)):
+    elif isinstance(thing, (list, tuple, deque)):
         parts = list(enumerate(thing))
     elif isinstance(thing, functools.partial):
         parts = [("func", thing.func), *enumerate(thing.args), *thing.keywords.items()]
@@ -76,13 +91,25 @@ def parts_held(thing: Any) -> list[tuple[Any, Any]]:
         parts = [("__self__", thing.__self__), ("__func__", thing.__func__)]
     elif inspect.isfunction(thing):
         parts = list(_read_by(thing))
-    elif hasattr(thing, "__dict__") and is_own(type(thing)) and not hasattr(thing, "__getitem__"):
+    elif not isinstance(thing, type) and is_own(type(thing)) and not hasattr(thing, "__getitem__"):
         kinds = [kind for kind in type(thing).__mro__[::-1] if is_own(kind)]
         shared = {name: part for kind in kinds for name, part in vars(kind).items() if not name.startswith("__")}
-        parts = list({**shared, **vars(thing)}.items())
+        slots = {name: getattr(thing, name, None) for name, part in shared.items() if inspect.ismemberdescriptor(part)}
+        parts = list({**shared, **slots, **getattr(thing, "__dict__", {})}.items())
     else:
         return []
     return parts if len(parts) <= _MOST_PARTS else []
+
+# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7d
+def _vars_of(task: Any) -> list[tuple[str, Any]]:
+    return list(getattr(task, "__dict__", {}).items())
+
+
+def _belongs(owner: Any, key: Any) -> bool:
+    """Check whether a value can be replaced: in a container, or as an attribute that is not of the class."""
+    if isinstance(owner, (dict, list, deque)):
+        return True
+    return key in getattr(owner, "__dict__", ()) or inspect.ismemberdescriptor(getattr(type(owner), str(key), None))
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #600cc208
 class Held(NamedTuple):
@@ -94,24 +121,29 @@ class Held(NamedTuple):
     thing: Any
 
 
-def _vars_of(task: Any) -> list[tuple[str, Any]]:
-    return list(getattr(task, "__dict__", {}).items())
-
-
-def held_by(task: Any) -> Iterator[Held]:
-    """Yield the modules, tensors, optimizers and random generators that `task` holds, each once, with its path."""
+def _leaves(task: Any) -> Iterator[Held]:
+    """Yield objects with state, each once, and the values of attributes, lists and mappings."""
     seen = {id(task)}
     todo = deque(("", task, key, part) for key, part in (*_vars_of(task), *parts_held(task)))
     while todo and len(seen) < MOST_THINGS:
         prefix, owner, key, thing = todo.popleft()
         if id(thing) in seen or isinstance(thing, type):
             continue
-        seen.add(id(thing))
         name = f"{prefix}{key}"
+        if _is_value(thing):
+            if _belongs(owner, key):
+                yield Held(name, owner, key, thing)
+            continue
+        seen.add(id(thing))
         if _has_state(thing):
             yield Held(name, owner, key, thing)
         else:
             todo += [(f"{name}.", thing, inner, part) for inner, part in parts_held(thing)]
+
+
+def held_by(task: Any) -> Iterator[Held]:
+    """Yield the modules, tensors, optimizers and random generators that `task` holds, each once, with its path."""
+    return (held for held in _leaves(task) if not _is_value(held.thing))
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a6af9b72
 def _tensors(module: Any) -> dict[str, Any]:
@@ -152,18 +184,21 @@ class TaskModules:
         self.frozen: set[str] = like.frozen if like else copies | {n for n, m in self.modules.items() if not m.training}
         self.idle: set[str] = like.idle if like else set()  # names without a gradient in the check
         self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the run's optimizer updates
-        self.added: list[str] = []  # names that the task's optimizer had left out
+        self.added, self.left = list[str](), list[tuple[str, Any]]()  # names it got; (name, parameter) it did not take
         self.seen: dict[str, tuple[int, int]] = {}  # name → id and version of a tensor at `record_tensors`
+        self.first: dict[str, Any] = {}  # name → number, text, None or array, as a tensor, at `record_tensors`
 
     def look(self) -> None:
         """Find the current objects: the task may replace tensors or make new ones."""
         import torch
 
-        found = [held for held in held_by(self.task) if id(held.thing) not in self.of_model]
+        found = [held for held in _leaves(self.task) if id(held.thing) not in self.of_model]
+        self.values = {held.name: held for held in found if _is_value(held.thing)}
         modules = {held.name: held.thing for held in found if isinstance(held.thing, torch.nn.Module)}
         self.modules = {name: module for name, module in modules.items() if self.inside(module)}
         self.tensors = {held.name: held for held in found if isinstance(held.thing, torch.Tensor)}
         self.optimizers = {held.name: held.thing for held in found if isinstance(held.thing, torch.optim.Optimizer)}
+        self.schedulers = {held.name: held.thing for held in found if hasattr(held.thing, "get_last_lr")}
         self.generators = {held.name: held.thing for held in found if _is_generator(held.thing)}
 
     def inside(self, module: Any) -> dict[str, Any]:
@@ -227,28 +262,29 @@ def held_in_eval_mode(task: Any, model: Any) -> Iterator[None]:
 def join_optimizer(held: TaskModules, optimizer: Any) -> None:
     """Record the parameters of `held` that the run's optimizer updates, and add those that no optimizer has.
 
-    An optimizer without `add_param_group` is not changed.
+    `held.left` are those that it does not take, such as of a combined optimizer without `add_param_group`.
     """
     import torch
 
     mine = {id(q) for group in optimizer.param_groups for q in group["params"]}
     others = [each for each in held.optimizers.values() if each is not optimizer]
     theirs = {id(q) for each in others for group in each.param_groups for q in group["params"]}
-    named = {n: q for n, q in held.named().items() if isinstance(q, torch.nn.Parameter) and id(q) not in theirs}
-    left = {
-        n: q
-        for n, q in named.items()
-        if q.requires_grad and id(q) not in mine and n.partition(":")[0] not in held.frozen
-    }
-    if left and callable(getattr(optimizer, "add_param_group", None)):
-        optimizer.add_param_group({"params": list(left.values())})
-        held.added, mine = list(left), mine | {id(q) for q in left.values()}
+    parameters = {n: q for n, q in held.named().items() if isinstance(q, torch.nn.Parameter) or id(q) in mine}
+    named = {n: q for n, q in parameters.items() if id(q) not in theirs}
+    free = {n: q for n, q in named.items() if q.requires_grad and n.partition(":")[0] not in held.frozen}
+    left = {n: q for n, q in free.items() if id(q) not in mine}
+    if left:
+        with contextlib.suppress(Exception):  # a combined one may lack the method, or what torch's needs
+            optimizer.add_param_group({"params": list(left.values())})
+        mine = {id(q) for group in optimizer.param_groups for q in group["params"]}
+    held.added = [name for name, q in left.items() if id(q) in mine]
+    held.left = [(name, q) for name, q in left.items() if id(q) not in mine]
     held.trained = [(name, q) for name, q in named.items() if id(q) in mine]
 
 
 def record_unused(held: TaskModules) -> None:
     """Record parameters without a gradient after a backward pass, such as of a copied backbone."""
-    held.idle.update(name for name, q in held.trained if q.grad is None)
+    held.idle.update(name for name, q in (*held.trained, *held.left) if q.grad is None)
 
 
 def learning(held: TaskModules) -> list[str]:
@@ -264,11 +300,28 @@ def shared_tensors(held: TaskModules, optimizer: Any) -> list[Any]:
     others = [each for each in held.optimizers.values() if each is not optimizer]
     return buffers + [q for each in others for group in each.param_groups for q in group["params"]]
 
+# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb79
+def values_of(held: TaskModules) -> dict[str, Any]:
+    """Return numbers, texts and None by name as they are, and arrays as tensors."""
+    import torch
+
+    things = {name: each.thing for name, each in held.values.items()}
+    return {n: torch.tensor(value) if hasattr(value, "dtype") else value for n, value in things.items()}
+
+
+def _same(one: Any, other: Any) -> bool:
+    import torch
+
+    if torch.is_tensor(one) or torch.is_tensor(other):
+        return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and one == other
+
 # %% ../../nbs/35_task/08_task_modules.ipynb #1731ed92
 def record_tensors(held: TaskModules) -> None:
-    """Record the current tensors; later changes and replacements are saved."""
+    """Record the current tensors and values; later changes and replacements are saved."""
     held.look()
     held.seen = {name: (id(tensor), tensor._version) for name, tensor in held.named().items()}
+    held.first = values_of(held)
 
 
 def state_of_held(held: TaskModules) -> dict[str, Any]:
@@ -276,7 +329,8 @@ def state_of_held(held: TaskModules) -> dict[str, Any]:
     held.look()
     named, trained = held.named(), set(learning(held))
     steps = {id(q) for each in held.optimizers.values() for group in each.param_groups for q in group["params"]}
-    named = {n: t for n, t in named.items() if n in held.seen or "." not in n}  # not those collected in lists
+    there = held.seen.keys() | held.first.keys()
+    named = {n: t for n, t in named.items() if n in there or "." not in n}  # not those collected in lists
     moved = {n for n, t in named.items() if n in trained or id(t) in steps or held.seen.get(n) != (id(t), t._version)}
     modules = {name.partition(":")[0] for name in moved if ":" in name}
     return {n: t.detach() for n, t in named.items() if n in moved or (":" in n and n.partition(":")[0] in modules)}
@@ -295,13 +349,16 @@ def _replace_tensor(held: TaskModules, name: str, value: Any) -> bool:
             return False
         module.register_buffer(leaf, value)
         return True
-    if name in held.tensors:
-        owner, key = held.tensors[name].owner, held.tensors[name].key
-        owner.__setitem__(key, value) if isinstance(owner, (dict, list)) else setattr(owner, key, value)
-        return True
-    if not name.isidentifier() or getattr(held.task, name, None) is not None:
+    return _put(held, name, held.tensors.get(name) or held.values.get(name), value)
+
+
+def _put(held: TaskModules, name: str, place: Held | None, value: Any) -> bool:
+    """Put a value in its place, or into a new attribute of the task; return whether that is possible."""
+    if place is None and (not name.isidentifier() or getattr(held.task, name, None) is not None):
         return False  # a method, for example, in a file from elsewhere
-    setattr(held.task, name, value)
+    owner: Any = held.task if place is None else place.owner
+    key: Any = name if place is None else place.key
+    owner.__setitem__(key, value) if isinstance(owner, (dict, list, deque)) else setattr(owner, key, value)
     return True
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7d
@@ -360,6 +417,33 @@ def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) ->
         else:
             getattr(each, "bit_generator", each).state = state
 
+# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb76
+def state_of_values(held: TaskModules) -> dict[str, Any]:
+    """Return the task's numbers, texts and arrays that changed since `record_tensors`; arrays as tensors."""
+    held.look()
+    known = {n: v for n, v in values_of(held).items() if n in held.first or "." not in n}
+    return {n: v for n, v in known.items() if n not in held.first or not _same(v, held.first[n])}
+
+
+def load_values(held: TaskModules, state: dict[str, Any]) -> None:
+    """Load the result of `state_of_values`; other values become those of `record_tensors`."""
+    held.look()
+    now = values_of(held)
+    for name, value in {**held.first, **state}.items():
+        if name not in now or not _same(now[name], value):
+            _put(held, name, held.values.get(name), value.numpy()[()] if hasattr(value, "numpy") else value)
+
+
+def names_of(held: TaskModules) -> set[str]:
+    """Return the names of modules, tensors and values."""
+    return {*held.modules, *held.tensors, *held.values}
+
+
+def added_to(held: TaskModules, before: set[str]) -> list[str]:
+    """Return containers with names that are not in `before`, the result of `names_of`. No checkpoint holds them."""
+    held.look()
+    return sorted({name.rpartition(".")[0] for name in names_of(held) - before if "." in name})
+
 # %% ../../nbs/35_task/08_task_modules.ipynb #fccb6f10
 def share_held(held: TaskModules, context: Any) -> None:
     """Copy the values of rank 0 to all ranks of `context`, and begin to record changes.
@@ -394,17 +478,18 @@ def exchange_held(held: TaskModules | None, optimizer: Any, context: Any) -> Cal
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c4eb357a
 class _Initial(NamedTuple):
-    """Tensors before a task's first run, and versions of all tensors after the last run."""
+    """Tensors and values before a task's first run, and all values and versions of tensors after the last run."""
 
     values: dict[str, Any]
-    after: dict[str, tuple[int, int]]
+    after: dict[str, Any]
 
 
 _INITIAL: "weakref.WeakKeyDictionary[Any, _Initial]" = weakref.WeakKeyDictionary()
 
 
-def _versions(held: TaskModules) -> dict[str, tuple[int, int]]:
-    return {name: (id(tensor), tensor._version) for name, tensor in _parameters_and_buffers(held).items()}
+def _versions(held: TaskModules) -> dict[str, Any]:
+    versions = {name: (id(tensor), tensor._version) for name, tensor in _parameters_and_buffers(held).items()}
+    return versions | values_of(held)
 
 
 def _parameters_and_buffers(held: TaskModules) -> dict[str, Any]:
@@ -417,14 +502,17 @@ def restore_first_tensors(held: TaskModules) -> None:
     """Restore the tensors of the first run's start that only runs have changed."""
     with contextlib.suppress(TypeError):  # objects without weak references
         before, now = _INITIAL.get(held.task, _Initial({}, {})), _versions(held)
-        unchanged = {name: value for name, value in before.values.items() if before.after.get(name) == now.get(name)}
-        load_held(held, unchanged)
-        values = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _parameters_and_buffers(held).items()}
-        _INITIAL[held.task] = _Initial(values, {})
+        unchanged = {n: value for n, value in before.values.items() if _same(before.after.get(n), now.get(n))}
+        tensors = _parameters_and_buffers(held)
+        load_held(held, {name: value for name, value in unchanged.items() if name in tensors})
+        load_values(held, {name: value for name, value in unchanged.items() if name in held.values})
+        values = {n: tensor.detach().to("cpu", copy=True) for n, tensor in _parameters_and_buffers(held).items()}
+        _INITIAL[held.task] = _Initial(values | values_of(held), {})
 
 
 def record_end(held: TaskModules) -> None:
     """Record the tensors' versions after a run, or after loading a checkpoint."""
     with contextlib.suppress(TypeError):
         if held.task in _INITIAL:
+            held.look()
             _INITIAL[held.task] = _INITIAL[held.task]._replace(after=_versions(held))

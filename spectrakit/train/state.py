@@ -34,7 +34,13 @@ from ..distributed.hang_detector import Pace
 from ..runs.events import EventLog, log_file
 from ..system.units import parse_bytes
 from ..task.task import provides
-from ..task.task_modules import TaskModules, generator_states, load_generator_states, state_of_held
+from spectrakit.task.task_modules import (
+    TaskModules,
+    generator_states,
+    load_generator_states,
+    state_of_held,
+    state_of_values,
+)
 from .learner.optimizer import has_two_sets, ownership, resulting_weights
 from .part import Part, Parts, methods, within
 from ..watchdog.time_budget import Budget, kill_at
@@ -280,7 +286,7 @@ class TrainState:
             "asked_steps": self.schedule.requested_steps,
             "fingerprints": self.data.fingerprints,
             "parts": {part.name: part.state_dict() for part in self._with_state("state_dict")},
-            "task_optimizers": self._task_optimizers(),
+            "task_optimizers": {name: each.state_dict() for name, each in self._task_optimizers().items()},
             "stream": self.data.stream_state(self.progress.epoch, self.progress.window),
         }
 
@@ -294,8 +300,10 @@ class TrainState:
         return names_in_groups(self.context.unwrap(self.learner.model), self.learner.optimizer, trained)
 
     def _task_optimizers(self) -> dict[str, Any]:
-        held = self.learner.held.optimizers if self.learner.held else {}
-        return {name: each.state_dict() for name, each in held.items() if each is not self.learner.optimizer}
+        """Return optimizers and schedulers that the task steps itself."""
+        held, own = self.learner.held, (self.learner.optimizer, self.learner.scheduler)
+        both = {} if held is None else {**held.optimizers, **held.schedulers}
+        return {name: each for name, each in both.items() if not any(each is one for one in own)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict`; missing and None entries stay unchanged.
@@ -311,9 +319,9 @@ class TrainState:
             part.load_state_dict(state["parts"].get(part.name, {}))
         if learner.scheduler is not None and state.get("scheduler") is not None:
             learner.scheduler.load_state_dict(state["scheduler"])
-        for name, kept in state["task_optimizers"].items():
-            if learner.held is not None and name in learner.held.optimizers:
-                learner.held.optimizers[name].load_state_dict(kept)
+        for name, each in self._task_optimizers().items():
+            if name in state["task_optimizers"]:
+                each.load_state_dict(state["task_optimizers"][name])
         if state["stream"]:
             self.data.train.dataset.load_state(state["stream"])
         self.goal.monitor, self.goal.mode = state["monitor"], state["mode"]
@@ -540,6 +548,7 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
     own = {**_boundary_random_state(s), "interval": interval, "parts": s.rank_state_dict()}
     if s.learner.held is not None:
         own["task_draws"] = generator_states(s.learner.held.generators)
+        own["task_values"] = state_of_values(s.learner.held)
     if s.learner.held is not None and s.context.world_size > 1:  # tensors may differ between ranks
         kept = state_of_held(s.learner.held)
         own["task"] = {n: t.clone() for n, t in kept.items() if ":" not in n and not t.requires_grad}

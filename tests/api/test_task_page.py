@@ -10,7 +10,6 @@ import torch
 import spectrakit as sk
 from spectrakit.checkpoint.store import find_checkpoint, load_weights
 from spectrakit.config.compose import compose
-from spectrakit.train.parts.ema import ema_stays
 from test_pages import FENCE
 
 pytestmark = pytest.mark.slow
@@ -77,5 +76,7 @@ def test_lists_are_handed_in(here, page):
 
 
 def test_the_average_begins_as_the_page_says():
+    from spectrakit.train.parts.ema import ema_stays
+
     assert [round(ema_stays(0.999, n), 2) for n in (10, 100, 1000)] == [0.55, 0.92, 0.99]
     assert "0.55 at the tenth, 0.92 at the hundredth, 0.99 at the thousandth" in PAGE

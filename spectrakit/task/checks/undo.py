@@ -13,6 +13,7 @@ import io
 import pickle
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,7 +80,13 @@ class ModelCopy:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #1b6b41fe
 _MAX_VISITED = 10_000  # elements of a container that are visited
-_MAX_ARRAY_BYTES = 2**20  # bytes of an array that is copied
+_MAX_ARRAY_BYTES = 2**26  # bytes of an array that is copied
+
+
+def _bytes(thing: Any) -> int:
+    """Return the bytes of an array; 0 for a sparse tensor and for other objects."""
+    sparse = hasattr(thing, "layout") and not str(thing.layout).endswith("strided")
+    return 0 if sparse else getattr(thing, "nbytes", 0)
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #82a04d70
 class _GeneratorState(tuple):
@@ -90,8 +97,10 @@ def _generator_state(thing: Any) -> _GeneratorState | None:
     kind = f"{type(thing).__module__}.{type(thing).__name__}"
     if kind == "random.Random":
         return _GeneratorState((thing.getstate(),))
-    if kind.startswith("numpy.random.") and kind.endswith(".Generator"):
-        return _GeneratorState((copy.deepcopy(thing.bit_generator.state),))
+    if kind.startswith("numpy.random.") and hasattr(draws := getattr(thing, "bit_generator", thing), "state"):
+        return _GeneratorState((copy.deepcopy(draws.state),))
+    if kind.startswith("numpy.random.") and kind.endswith(".RandomState"):
+        return _GeneratorState((thing.get_state(),))
     return _GeneratorState((thing.get_state(),)) if kind.startswith("torch.") and kind.endswith(".Generator") else None
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #c7a7611d
@@ -100,16 +109,13 @@ def _parts(thing: Any) -> tuple[Any, list]:
     torch, numpy = (sys.modules.get(name) for name in ("torch", "numpy"))
     if (generator := _generator_state(thing)) is not None:
         return generator, []
-    if isinstance(thing, (dict, list, set)):
+    if isinstance(thing, (dict, list, set, deque)):
         parts = list(thing.values() if isinstance(thing, dict) else thing)
         return thing.copy(), parts if len(parts) <= _MAX_VISITED else []
     if isinstance(thing, tuple):
         return None, list(thing[:_MAX_VISITED])
     if torch is not None and isinstance(thing, torch.nn.Module):
-        big = (
-            sum(t.nbytes for t in (*thing.parameters(), *thing.buffers()) if t.layout is torch.strided)
-            > 256 * _MAX_ARRAY_BYTES
-        )
+        big = sum(map(_bytes, (*thing.parameters(), *thing.buffers()))) > 4 * _MAX_ARRAY_BYTES
         return None if big else ModelCopy(thing), []
     if torch is not None and isinstance(thing, torch.Tensor):
         return (
@@ -118,9 +124,17 @@ def _parts(thing: Any) -> tuple[Any, list]:
         )
     if numpy is not None and isinstance(thing, numpy.ndarray):
         return thing.copy() if thing.nbytes <= _MAX_ARRAY_BYTES and thing.flags.writeable else None, []
-    if hasattr(thing, "__dict__") and not isinstance(thing, type) and is_own(type(thing)):
-        return dict(vars(thing)), list(vars(thing).values())
+    if not isinstance(thing, type) and is_own(type(thing)):
+        own = _attributes(thing)
+        return own, list(own.values())
     return None, []
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Return an object's attributes, also those in slots."""
+    own = {name: part for kind in type(thing).__mro__ for name, part in vars(kind).items()}
+    slots = {name for name, part in own.items() if inspect.ismemberdescriptor(part) and hasattr(thing, name)}
+    return {name: getattr(thing, name) for name in slots} | getattr(thing, "__dict__", {})
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #67b5c9dc
 def _changed_keys(before: Any, now: Any) -> set[str]:
@@ -137,36 +151,43 @@ def _restore(thing: Any, held: Any) -> None:
         held.restore()
     elif isinstance(held, _GeneratorState):
         _set_generator(thing, held[0])
-    elif isinstance(thing, list):
-        thing[:] = held
+    elif isinstance(thing, (list, deque)):
+        thing.clear(), thing.extend(held)
     elif isinstance(thing, (dict, set)):
         thing.clear(), thing.update(held)
+    elif hasattr(held, "detach"):
+        if thing.shape != held.shape:
+            thing.data.resize_(held.shape)
+        thing.data[...] = held
     elif hasattr(held, "nbytes"):
-        (thing.data if hasattr(held, "detach") else thing)[...] = held
+        thing[...] = held
     elif isinstance(held, dict):
-        vars(thing).clear(), vars(thing).update(held)
+        for name in _attributes(thing).keys() - held.keys():
+            object.__delattr__(thing, name)
+        for name in _changed_keys(held, _attributes(thing)):
+            object.__setattr__(thing, name, held[name])
 
 
 def _set_generator(generator: Any, state: Any) -> None:
     if hasattr(generator, "setstate"):
         generator.setstate(state)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
+    elif hasattr(generator, "set_state"):
         generator.set_state(state)
+    else:
+        getattr(generator, "bit_generator", generator).state = state
 
-
+# %% ../../../nbs/35_task/09_checks/01_undo.ipynb #b54e0e42
 def _is_unchanged(thing: Any, held: Any) -> bool:
     """Compare `thing` with its copy; modules and generators count as equal."""
     if held is None or isinstance(held, (ModelCopy, _GeneratorState)):
         return True
     if hasattr(held, "nbytes"):
         return bool((thing == held).all()) if thing.shape == held.shape else False
-    if isinstance(thing, list):
+    if isinstance(thing, (list, deque)):
         return len(thing) == len(held) and all(a is b for a, b in zip(thing, held, strict=True))
     if isinstance(thing, set):
         return thing == held
-    return not _changed_keys(held, thing if isinstance(thing, dict) else vars(thing))
+    return not _changed_keys(held, thing if isinstance(thing, dict) else _attributes(thing))
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #3354aaf5
 class TaskState:
@@ -292,7 +313,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _copy_of_array(thing: Any) -> Any:
-    if not hasattr(thing, "nbytes") and _generator_state(thing) is None:
+    if not hasattr(thing, "layout") and not hasattr(thing, "nbytes") and _generator_state(thing) is None:
         return thing
     return thing.detach().clone() if getattr(thing, "grad_fn", None) is not None else copy.deepcopy(thing)
 
@@ -312,7 +333,7 @@ class Arrived:
             own = dict(getattr(task, "__dict__", {}))
             self.own = {name: copy.copy(v) if type(v) in (dict, list, set) else v for name, v in own.items()}
         things = [thing for _, thing in pickler.kept.values()]
-        self.copies = sum(getattr(thing, "nbytes", 0) for thing in things) <= _MAX_COPIED_BYTES
+        self.copies = sum(map(_bytes, things)) <= _MAX_COPIED_BYTES
         self.things = [_copy_of_array(thing) for thing in things] if self.copies else things
 
     def rebuild(self) -> Any:

@@ -31,7 +31,7 @@ from ...runs.resume_compatibility import is_allowed
 from ...runs.run_dir import read_environment
 from ...system.errors import RequestError
 from ...system.files import write_atomic
-from ...task.task_modules import load_generator_states, load_held
+from ...task.task_modules import load_generator_states, load_held, load_values
 from ..learner.seeding import seed_everything
 from ..part import Part
 from ..state import TrainState, names_in_groups
@@ -271,7 +271,7 @@ def _load_held(s: TrainState, path: Path, notes: list[str]) -> None:
     if (held := s.learner.held) is None:
         return
     kept = s.context.broadcast(load_task_tensors(path) if s.context.is_main else None)
-    held.seen = {name: seen for name, seen in held.seen.items() if name not in kept}  # they are saved again
+    held.seen.update(dict.fromkeys(kept, (0, 0)))  # they are saved again
     if missing := load_held(held, kept):
         notes.append(f"the task no longer holds {', '.join(missing[:3])}, which {path.name} has: ignored")
 
@@ -404,6 +404,8 @@ def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
     if s.learner.held is not None and rank_state is not None:
         load_held(s.learner.held, rank_state.get("task", {}))
         load_generator_states(s.learner.held.generators, rank_state.get("task_draws", {}))
+        if fresh:  # a rollback leaves counters as they are
+            load_values(s.learner.held, rank_state.get("task_values", {}))
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
     same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]

@@ -53,7 +53,19 @@ from ...task.checks.loss_checks import adds_up, first_bad_layer, read_rows, unev
 from ...task.checks.undo import Arrived, restored_after, undone
 from ...task.loss import Loss, as_loss, check_loss, is_number, named_form
 from ...task.task import Moment, collate_of, loss_at, provides
-from ...task.task_modules import TaskModules, load_held, move_held, record_unused, state_of_held
+from spectrakit.task.task_modules import (
+    TaskModules,
+    added_to,
+    generator_states,
+    load_generator_states,
+    load_held,
+    load_values,
+    move_held,
+    names_of,
+    record_unused,
+    state_of_held,
+    values_of,
+)
 from spectrakit.train.evaluation import (
     first_evaluation,
     leaving_no_trace,
@@ -109,6 +121,7 @@ class SanityCheck:
     scaler: Any = None  # gradient scaler of the check in fp16; the run's stays unchanged
     predicted_batch: Any = None  # the predicted batch
     learner: Learner | None = None
+    held_names: set[str] = field(default_factory=set)  # of the task's modules, tensors and values before the check
     thawed: list[str] = field(default_factory=list)  # parameters that on_epoch unfreezes later
     metrics: dict[str, float] = field(default_factory=dict)
     unseen: str = ""  # error of metrics_all on a part of the samples, which leaves its names unknown
@@ -975,10 +988,17 @@ def _leaf_difference(one: Any, other: Any) -> float:
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #efd91e25
 def _give_held(check: SanityCheck, task: Any, model: Any, kept: dict[str, Any]) -> None:
     """Load the saved modules and tensors of the task into a new task. RequestError: it lacks one of them."""
-    held = TaskModules(task, model, like=None if check.learner is None else check.learner.held)
+    before = None if check.learner is None else check.learner.held
+    held = TaskModules(task, model, like=before)
     move_held(held, check.execution.context.device)
-    if missing := [name for name in load_held(held, kept) if ":" in name]:
-        raise _cannot_load(task, "loss", f"a new task does not have {missing[0]}, which is in the checkpoint")
+    if missing := [name.partition(":")[0] for name in load_held(held, kept) if ":" in name]:
+        raise TaskError(
+            f"{type(task).__name__}.loss makes or changes the module {missing[0]}, so that a resumed run cannot load "
+            "its weights. Create it with its final shapes in `__init__` or `model`."
+        )
+    if before is not None:
+        load_generator_states(held.generators, generator_states(before.generators))
+        load_values(held, values_of(before))
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #2fdeab97
 @contextlib.contextmanager
@@ -1052,7 +1072,13 @@ def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, 
     ours, theirs = (set(map(id, each.held.named().values())) if each.held else set() for each in (learner, new))
     if check.execution.context.world_size > 1 or ours & theirs:
         return  # a step would involve other ranks or shared tensors
+    check.scene = Scene(task, "loss", "in the first step of a resumed run", check.batch.data)
     steps = [_one_step(check, *each) for each in ((check.task, check.model, learner), (task, model, new))]
+    if learner.held is not None and (grown := added_to(learner.held, check.held_names)):
+        check.note(
+            f"no checkpoint holds the parts that `loss` adds to {', '.join(grown[:3])}: a resumed run begins without "
+            "them. Give it its full length in `__init__`, or make it a buffer"
+        )
     length, difference = (
         math.sqrt(sum(float(d.double().square().sum()) for d in each)) for each in (steps[0], _differences(*steps))
     )
@@ -1117,11 +1143,13 @@ def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
 def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
     """Return the size of `content` in words. RequestError: it cannot be saved."""
     name = check.name
-    for key, tensor in content.model.items():
+    for key, tensor in (*content.model.items(), *content.task.items()):
         if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
+            owner = f"{name}.model" if key in content.model else name
+            mend = ", or register it with persistent=False" if key in content.model else ""
             raise TaskError(
-                f"{name}.model cannot be saved: {key} has the layout {layout}, and checkpoints contain dense tensors. "
-                "Keep its dense form (.to_dense()), or register it with persistent=False."
+                f"{owner} cannot be saved: {key} has the layout {layout}, and checkpoints contain dense tensors. "
+                f"Keep its dense form (.to_dense()){mend}."
             )
     for part in ("optimizer", "scheduler"):
         if place := find_unsaveable(content.state[part], part):
@@ -1215,7 +1243,9 @@ def try_contract(
         for name, module in held.modules.items():
             if name not in held.frozen:
                 keep(module)
-        restores = [(each, copy.deepcopy(each.state_dict())) for each in held.optimizers.values()]
+        check.held_names = names_of(held)
+        stepped = [*held.optimizers.values(), *held.schedulers.values()]
+        restores = [(each, copy.deepcopy(each.state_dict())) for each in stepped]
         for part in parts:
             context.heartbeat.beat("evaluating")
             result = try_part(check, part)

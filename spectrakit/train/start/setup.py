@@ -713,6 +713,7 @@ def _ownership_notes(s: TrainState) -> list[str]:
     held = s.learner.held
     names |= {id(q): name for name, q in held.trained} if held is not None else {}
     left = [names.get(id(q), "?") for q in s.learner.unowned]
+    left += [name for name, _ in held.left if name not in held.idle] if held is not None else []
     foreign = sum(id(q) not in names for q in s.learner.owned)
     notes = []
     if left:
