@@ -130,7 +130,8 @@ class Adc:
 
 def bad_pixels(detector: dict[str, np.ndarray], steps: Steps) -> np.ndarray:
     """Return a mask of pixels that are dead, hot if `steps` mask them, or have no usable calibration."""
-    bad = detector["dead"].astype(bool) | ~np.isfinite(detector["linear_corr"]).all(axis=0)
+    linear = detector["linear_corr"]
+    bad = detector["dead"].astype(bool) | ~np.isfinite(linear).all(axis=0) | ~linear[1:].any(axis=0)
     bad |= ~np.isfinite(detector["dark"]) | ~np.isfinite(detector["flat"]) | (detector["flat"] <= 0)
     return bad | hot_pixels(detector["dark"]) if steps.mask_hot else bad
 
@@ -148,6 +149,7 @@ def calibrate_plainly(
         adc_of: Gain and offset.
         bins: Number of time bins.
     """
+    raw = raw[: len(raw) // 2 * 2]  # a frame without a partner is dropped
     if steps.clip:
         reads = np.ascontiguousarray(raw.reshape(len(raw), -1).T, np.float32)
         clip_spikes(reads, steps.clip, 1.0)
@@ -191,12 +193,12 @@ def pixel_polynomials(
         steps: Switches.
         adc_of: Gain and offset.
     """
-    dark = np.nan_to_num(detector["dark"].ravel())
-    linear = np.nan_to_num(detector["linear_corr"].reshape(len(detector["linear_corr"]), -1))
+    dark = np.nan_to_num(detector["dark"].ravel(), posinf=0, neginf=0)
+    linear = np.nan_to_num(detector["linear_corr"].reshape(len(detector["linear_corr"]), -1), posinf=0, neginf=0)
     if not steps.linearity:
         linear = np.zeros_like(linear)
         linear[1] = 1
-    linear = linear[: 1 + max(1, *np.flatnonzero(linear.any(axis=1)))]
+    linear = linear[: 1 + max([1, *np.flatnonzero(linear.any(axis=1))])]
     both = []
     for seconds in steps.dark_s(sensor):
         shift = steps.offset_sign * adc_of.offset - dark * seconds * steps.dark_first

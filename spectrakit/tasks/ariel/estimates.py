@@ -102,15 +102,19 @@ def box_estimate(curves: LightCurves) -> Estimate:
 
 # %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #90a2082d
 def read_orbits(layout: Layout, split: str) -> dict[str, Orbit]:
-    """Return the orbits of the star table; empty without one, as in 2024. Planets with missing values are left out."""
+    """Return the orbits of the star table; empty without one, as in 2024.
+
+    Planets with missing values, or with an orbit that does not cross the star, are left out.
+    """
     if not layout.stars(split).exists():
         return {}
     table = read_csv(layout.stars(split), ["planet_id", "P", "sma", "i"])
-    rows = table[["P", "sma", "i"]].to_numpy(float)
+    rows = table[["P", "sma", "i"]].apply(package("pandas").to_numeric, errors="coerce").to_numpy(float)
     return {
         name: Orbit(24 * period, sma, tilt)
         for name, (period, sma, tilt) in zip(table["planet_id"], rows, strict=True)
-        if np.isfinite([period, sma, tilt]).all() and period > 0 and sma > 1
+        if np.isfinite([period, sma, tilt]).all() and period > 0 and 1 < sma < np.inf
+        if abs(sma * np.cos(np.radians(tilt))) < 1.2  # it crosses the star
     }
 
 # %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #af5829da

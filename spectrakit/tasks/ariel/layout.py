@@ -126,7 +126,7 @@ def find_data(folder: str | Path | None = None, year: int = 2025) -> Layout:
 def planets_in(layout: Layout, split: str) -> list[str]:
     """Return the planet folders of `split`, "train" or "test", by number; empty without the folder."""
     folder = layout.folder / split
-    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    names = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."] if folder.is_dir() else []
     return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
 
 # %% ../../../nbs/86_tasks/06_ariel/00_layout.ipynb #03f47e67

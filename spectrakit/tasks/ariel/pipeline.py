@@ -33,8 +33,9 @@ from .light_curves import cache_name, light_curves
 from spectrakit.tasks.ariel.submission import (
     Spectrum,
     fallback_spectrum,
-    read_labels,
+    sample_columns,
     submission_table,
+    usable_labels,
     wanted_planets,
     write_submission,
 )
@@ -68,8 +69,15 @@ def kept_estimates(layout: Layout, split: str, folder: Path) -> dict[str, Estima
 def _measure_part(
     layout: Layout, split: str, planets: list[str], cache: str | Path, options: dict[str, Any]
 ) -> tuple[dict[str, Estimate], list[str]]:
-    read, orbits = light_curves(layout, split, cache, planets=planets, **options), read_orbits(layout, split)
+    try:
+        read = light_curves(layout, split, cache, planets=planets, **options)
+    except RequestError as error:
+        return {}, [f"{len(planets)} planets of {split} get a fallback prediction: {error}"]
     notes = [f"Planet {name} of {split}: {reason}" for name, reason in read.failed.items()]
+    try:
+        orbits = read_orbits(layout, split)
+    except RequestError as error:
+        orbits, notes = {}, [*notes, f"The orbits of {split} are fitted: {error}"]
     notes += [f"Planet {name} of {split}: {note}" for name, one in read.curves.items() for note in one.notes]
     if unknown := [name for name in read.curves if name not in orbits and orbits]:
         notes.append(f"Planet {unknown[0]} ({len(unknown)} in all) is not in the star table: its orbit is fitted.")
@@ -139,9 +147,9 @@ def predict_spectra(layout: Layout, out: str | Path, cache: str | Path, **option
         **options: Options of `measure`: `keep`, `until`, `steps`, `how`, `workers`, `earlier`, `say`.
     """
     say = options.setdefault("say", print)
-    labels, (wanted, notes) = read_labels(layout), wanted_planets(layout)
-    fallback = fallback_spectrum(labels)
-    write_submission(out, submission_table(wanted, {}, fallback))
+    (labels, notes), (wanted, more) = usable_labels(layout), wanted_planets(layout)
+    notes, columns, fallback = [*notes, *more], sample_columns(layout), fallback_spectrum(labels)
+    write_submission(out, submission_table(wanted, {}, fallback), columns)
     say(f"{Path(out).name} has a baseline for {len(wanted)} planets")
     ids = {split: planets_in(layout, split) for split in ("train", "test")}
     known = [name for name in ids["train"] if name in labels]
@@ -152,8 +160,12 @@ def predict_spectra(layout: Layout, out: str | Path, cache: str | Path, **option
         found[split] |= more
         notes += told
         if planets and (spectra := answered(labels, found["train"], found["test"])):
-            write_submission(out, submission_table(wanted, spectra, fallback))
+            write_submission(out, submission_table(wanted, spectra, fallback), columns)
             say(f"{Path(out).name} has fitted spectra for {len(spectra)} of {len(wanted)} planets")
+    if wanted and not found["train"]:
+        notes.append("No training planet is measured: the submission is the baseline.")
+    if blank := [name for name, one in found["test"].items() if not one.good]:
+        notes.append(f"Planet {blank[0]} ({len(blank)} in all) has no usable transit and gets a fallback prediction.")
     return notes
 
 # %% ../../../nbs/86_tasks/06_ariel/09_pipeline.ipynb #5de0149b
