@@ -105,8 +105,8 @@ class Learned:
 
     def features(self, x: np.ndarray, base: np.ndarray) -> np.ndarray:
         """Return the network's inputs for spectra [samples, channels] with kernel predictions [samples, targets]."""
-        views = views_of(fill_gaps(x))
-        parts = [axes(view) for axes, view in zip(self.axes, views[::3], strict=True)]
+        views = views_of(fill_gaps(x), self.kernels.noise)
+        parts = [axes(view) for axes, view in zip(self.axes, views[:4:3], strict=True)]
         return np.concatenate([*parts, base[:, :8]], axis=1)
 
 
@@ -121,8 +121,8 @@ def learn(x: np.ndarray, y: np.ndarray, weight: np.ndarray, fold: np.ndarray, se
         seen: Numbers of the training samples.
     """
     kernels = fit_kernels(x[seen], y[seen], fold[seen], weight[seen].mean(axis=1))
-    views, most = views_of(fill_gaps(x[seen])), max(2, min(12, len(seen) // 10))
-    axes = tuple(principal_axes(view, 1.0, most) for view in views[::3])
+    views, most = views_of(fill_gaps(x[seen]), kernels.noise), max(2, min(12, len(seen) // 10))
+    axes = tuple(principal_axes(view, 1.0, most) for view in views[:4:3])
     out = np.setdiff1d(np.arange(len(x)), seen)
     return Learned(seen, out, fold, kernels, axes)
 
