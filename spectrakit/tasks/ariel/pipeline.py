@@ -156,8 +156,8 @@ def predict_spectra(layout: Layout, out: str | Path, cache: str | Path, **option
     found: dict[str, dict[str, Estimate]] = {"train": {}, "test": {}}
     tasks = [("train", known[:EARLY]), ("test", ids["test"]), ("train", known[EARLY:])]
     for split, planets in tasks if wanted else ():
-        more, told = measure(layout, split, planets, cache, **options)
-        found[split] |= more
+        estimates, told = measure(layout, split, planets, cache, **options)
+        found[split] |= estimates
         notes += told
         if planets and (spectra := answered(labels, found["train"], found["test"])):
             write_submission(out, submission_table(wanted, spectra, fallback), columns)
