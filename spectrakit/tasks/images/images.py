@@ -18,15 +18,14 @@ from torch.utils.data import Subset
 
 from ...config.schema import Config
 from ...data.array_rows import ArrayDataset
-from ...system.errors import RequestError, did_you_mean
-from ...task.task import Task
+from ...system.errors import RequestError
 from .data import Asked, Training, cache_of, read_labels, read_training, readable
 from .files import Pictures, picture_folder
 from .net import PictureNet, Recipe, augmented, recipe_in, small_net, timm_net
 from ..spectra import int_option
 from ..table.data import TestRows
 from ..table.files import few, sample_file
-from ..table.table import SUITABLE, Table, answers
+from ..table.table import SUITABLE, DataTask, Table, answers
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #68b0aed5
 def described(training: Training, asked: Asked, metric: str = "auto") -> str:
@@ -69,43 +68,24 @@ OPTIONS: dict[str, Any] = {
 }
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #c8340218
-class ImageData(Task):
-    """Pictures of `Images`, read once for each set of options."""
+class ImageData(DataTask):
+    """Pictures of `Images`."""
 
     options: ClassVar[dict[str, Any]] = OPTIONS
-    _for: dict[str, Any]
     _training: Training | None
     _recipe: Recipe | None
     _asked: Asked | None
     _pictures: Pictures | None
     _damaged: np.ndarray | None
 
-    def __init__(self, data: str | Path | None = None, **options: Any):
-        for name in options:
-            if name not in OPTIONS:
-                raise RequestError(f"Images has no option {name!r}.{did_you_mean(name, list(OPTIONS))}")
-        given = {**options, **({} if data is None else {"data": str(data)})}
-        self.options = {**type(self).options, **given}  # type: ignore[misc]  # each object has its own
-        self._forget({})
-
-    def __getstate__(self) -> dict:
-        return {"options": self.options}  # a child process reads the pictures itself
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._forget({})
-
     def _forget(self, options: dict) -> None:
         self._for, self._training, self._recipe = options, None, None
         self._asked, self._pictures, self._damaged = None, None, None
 
     def _options(self, cfg: Config) -> dict[str, Any]:
-        options = {name: self.option(cfg, name) for name in self.options}
-        if not options["data"]:
+        if not self.option(cfg, "data"):
             raise RequestError("Images needs a data set. Set task.data=SLUG or task.data=FOLDER.")
-        if options != self._for:
-            self._forget(options)
-        return options
+        return super()._options(cfg)
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #0c60059c
 class ImageRows(ImageData):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUITABLE', 'METRICS', 'STEPS', 'MOST_MEMBERS', 'OPTIONS', 'described', 'auc', 'in_order', 'ordered_codes', 'kappa',
-           'class_metrics', 'number_metrics', 'label_metrics', 'error_of', 'answers', 'Passes', 'TableData',
+           'class_metrics', 'number_metrics', 'label_metrics', 'error_of', 'answers', 'Passes', 'DataTask', 'TableData',
            'TableRows', 'Table']
 
 # %% ../../../nbs/86_tasks/05_table/06_table.ipynb #ba177635
@@ -220,38 +220,47 @@ OPTIONS: dict[str, Any] = {
 }
 
 # %% ../../../nbs/86_tasks/05_table/06_table.ipynb #195bce77
-class TableData(Task):
-    """Data of `Table`, read once per set of options."""
+class DataTask(Task):
+    """Task that reads its data once per set of options; `_forget` drops the data of other options."""
 
-    options: ClassVar[dict[str, Any]] = OPTIONS
     _for: dict[str, Any]
-    _recipe: Recipe | None
-    _training: Training | None
-    _rows: TestRows | None
 
     def __init__(self, data: str | Path | None = None, **options: Any):
+        known, kind = type(self).options, type(self).__name__
         for name in options:
-            if name not in OPTIONS:
-                raise RequestError(f"Table has no option {name!r}.{did_you_mean(name, list(OPTIONS))}")
+            if name not in known:
+                raise RequestError(f"{kind} has no option {name!r}.{did_you_mean(name, list(known))}")
         given = {**options, **({} if data is None else {"data": str(data)})}
-        self.options = {**type(self).options, **given}  # type: ignore[misc]  # each object has its own
+        self.options = {**known, **given}  # type: ignore[misc]  # each object has its own
         self._forget({})
 
     def __getstate__(self) -> dict:
-        return {"options": self.options}  # a child process reads the tables itself
+        return {"options": self.options}  # a child process reads the data itself
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._forget({})
 
     def _forget(self, options: dict) -> None:
-        self._for, self._recipe, self._training, self._rows = options, None, None, None
+        self._for = options
 
     def _options(self, cfg: Config) -> dict[str, Any]:
         options = {name: self.option(cfg, name) for name in self.options}
         if options != self._for:
             self._forget(options)
         return options
+
+
+class TableData(DataTask):
+    """Data of `Table`."""
+
+    options: ClassVar[dict[str, Any]] = OPTIONS
+    _recipe: Recipe | None
+    _training: Training | None
+    _rows: TestRows | None
+
+    def _forget(self, options: dict) -> None:
+        self._for, self._recipe, self._training, self._rows = options, None, None, None
 
 # %% ../../../nbs/86_tasks/05_table/06_table.ipynb #fa156ec0
 class TableRows(TableData):
