@@ -44,17 +44,18 @@ def _is_generator(thing: Any) -> bool:
     return isinstance(thing, kinds) or (isinstance(thing, random.Random) and hasattr(thing, "gauss_next"))
 
 
-_PLAIN = (bool, int, float, str, type(None))
 _MOST_BYTES = 2**20  # of an array
 
 
 def _is_value(thing: Any) -> bool:
-    """Check for a number, a text, None, or a small array of numbers."""
+    """Check for a small array of numbers, or None, the place of a later tensor."""
     import numpy
 
-    if isinstance(thing, (numpy.ndarray, numpy.generic)):
-        return thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES
-    return type(thing) in _PLAIN
+    return (
+        thing is None
+        or isinstance(thing, numpy.ndarray)
+        and (thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES)
+    )
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7c
 @functools.lru_cache(maxsize=1000)  # the code is looked at before each save
@@ -186,7 +187,7 @@ class TaskModules:
         self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the run's optimizer updates
         self.added, self.left = list[str](), list[tuple[str, Any]]()  # names it got; (name, parameter) it did not take
         self.seen: dict[str, tuple[int, int]] = {}  # name → id and version of a tensor at `record_tensors`
-        self.first: dict[str, Any] = {}  # name → number, text, None or array, as a tensor, at `record_tensors`
+        self.first: dict[str, Any] = {}  # name → small array, as a tensor, at `record_tensors`
 
     def look(self) -> None:
         """Find the current objects: the task may replace tensors or make new ones."""
@@ -302,19 +303,19 @@ def shared_tensors(held: TaskModules, optimizer: Any) -> list[Any]:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb79
 def values_of(held: TaskModules) -> dict[str, Any]:
-    """Return numbers, texts and None by name as they are, and arrays as tensors."""
+    """Return small arrays as tensors, and None, by name."""
     import torch
 
     things = {name: each.thing for name, each in held.values.items()}
-    return {n: torch.tensor(value) if hasattr(value, "dtype") else value for n, value in things.items()}
+    return {name: None if value is None else torch.tensor(value) for name, value in things.items()}
 
 
 def _same(one: Any, other: Any) -> bool:
     import torch
 
-    if torch.is_tensor(one) or torch.is_tensor(other):
-        return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and one == other
+    if torch.is_tensor(one) and torch.is_tensor(other):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #1731ed92
 def record_tensors(held: TaskModules) -> None:
@@ -419,9 +420,9 @@ def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) ->
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb76
 def state_of_values(held: TaskModules) -> dict[str, Any]:
-    """Return the task's numbers, texts and arrays that changed since `record_tensors`; arrays as tensors."""
+    """Return the task's small arrays that changed since `record_tensors`, as tensors."""
     held.look()
-    known = {n: v for n, v in values_of(held).items() if n in held.first or "." not in n}
+    known = {n: v for n, v in values_of(held).items() if v is not None and (n in held.first or "." not in n)}
     return {n: v for n, v in known.items() if n not in held.first or not _same(v, held.first[n])}
 
 
@@ -430,8 +431,8 @@ def load_values(held: TaskModules, state: dict[str, Any]) -> None:
     held.look()
     now = values_of(held)
     for name, value in {**held.first, **state}.items():
-        if name not in now or not _same(now[name], value):
-            _put(held, name, held.values.get(name), value.numpy()[()] if hasattr(value, "numpy") else value)
+        if value is not None and (name not in now or not _same(now[name], value)):
+            _put(held, name, held.values.get(name), value.numpy().copy())
 
 
 def names_of(held: TaskModules) -> set[str]:

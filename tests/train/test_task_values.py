@@ -1,4 +1,4 @@
-"State of a task outside modules: numbers, arrays, slots, schedulers, and what no checkpoint can hold."
+"State of a task outside modules: arrays, slots, schedulers, and what no checkpoint can hold."
 
 import collections
 import dataclasses
@@ -48,24 +48,28 @@ class Pointer(Base):
     "A queue that is filled in place at a pointer; the queue has more than a megabyte."
 
     def __init__(self):
-        self.queue, self.place = torch.zeros(100_000, 4), {"next": 0}
+        self.queue, self.place = torch.zeros(100_000, 4), {"next": numpy.zeros(1, int)}
 
     def shift(self):
         return self.queue[:4].sum(0)
 
     def learn(self, mean, y):
-        self.queue[self.place["next"]] = mean
+        self.queue[self.place["next"][0]] = mean
         self.place["next"] = (self.place["next"] + 1) % 4
 
 
 class Numbers(Base):
-    "A counter, a number of NumPy, and an array that is moved in place."
+    "A counter and a factor that are replaced, and an array that is moved in place."
 
     def __init__(self):
-        self.steps, self.factor, self.parts = 0, numpy.float64(1), {"mean": numpy.zeros(4, numpy.float32)}
+        self.steps, self.factor, self.parts = (
+            numpy.array([0]),
+            numpy.array([1.0]),
+            {"mean": numpy.zeros(4, numpy.float32)},
+        )
 
     def shift(self):
-        return torch.from_numpy(self.parts["mean"] * float(self.factor)) * min(1, self.steps / 15)
+        return torch.from_numpy(self.parts["mean"] * self.factor[0]).float() * min(1, self.steps[0] / 15)
 
     def learn(self, mean, y):
         self.steps, self.factor = self.steps + 1, self.factor * 0.9
