@@ -8441,6 +8441,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'spectrakit/tasks/table/table.py'),
                                               'spectrakit.tasks.table.table.Table.submission': ( '86_tasks/05_table/table.html#table.submission',
                                                                                                  'spectrakit/tasks/table/table.py'),
+                                              'spectrakit.tasks.table.table.Table.targets': ( '86_tasks/05_table/table.html#table.targets',
+                                                                                              'spectrakit/tasks/table/table.py'),
                                               'spectrakit.tasks.table.table.Table.test_dataset': ( '86_tasks/05_table/table.html#table.test_dataset',
                                                                                                    'spectrakit/tasks/table/table.py'),
                                               'spectrakit.tasks.table.table.Table.with_columns': ( '86_tasks/05_table/table.html#table.with_columns',

@@ -362,7 +362,7 @@ def _put(held: TaskModules, name: str, place: Held | None, value: Any) -> bool:
     owner.__setitem__(key, value) if isinstance(owner, (dict, list, deque)) else setattr(owner, key, value)
     return True
 
-# %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7d
+# %% ../../nbs/35_task/08_task_modules.ipynb #9f26a4b7
 def load_held(held: TaskModules, state: dict[str, Any]) -> list[str]:
     """Load the result of `state_of_held`, in place if shapes match; return names that the task does not have."""
     import torch

@@ -143,13 +143,13 @@ def test_each_member_of_the_ensemble_has_its_own_loss(tmp_path):
 def test_each_member_learns_from_the_rows_that_it_does_not_hold_out(tmp_path):
     task, cfg = competition(tmp_path), compose(*WORDS)
     model, (train, valid) = task.model(cfg).eval(), task.datasets(cfg)
-    x, fold, y = valid.tensors
+    x, y, fold = valid.tensors
     assert len(train) == len(valid) == ROWS and set(fold.tolist()) == set(range(5)) == set(range(model(x).shape[1]))
     own = torch.stack([model(x)[row, fold[row]] for row in range(ROWS)])
-    assert torch.allclose(task.predict(model, (x, fold, y)), own.softmax(1), atol=1e-6)
-    assert torch.isclose(task.loss(model, (x, fold, y)), torch.nn.functional.cross_entropy(own, y))
+    assert torch.allclose(task.predict(model, (x, y, fold)), own.softmax(1), atol=1e-6)
+    assert torch.isclose(task.loss(model, (x, y, fold)), torch.nn.functional.cross_entropy(own, y))
     rows, weight = fold == 3, model.head.weight
-    task.loss(model.train(), (x[rows], fold[rows], y[rows])).backward()
+    task.loss(model.train(), (x[rows], y[rows], fold[rows])).backward()
     assert (weight.grad[3] == 0).all() and all((weight.grad[i] != 0).any() for i in range(5) if i != 3)
 
 
@@ -157,10 +157,10 @@ def test_each_member_learns_from_the_rows_that_it_does_not_hold_out(tmp_path):
 def test_other_numbers_of_members_hold_out_each_row(tmp_path, members, held):
     task, cfg = competition(tmp_path), compose(*WORDS, f"task.members={members}")
     model = task.model(cfg).eval()
-    x, fold, y = task.datasets(cfg)[1].tensors
+    x, y, fold = task.datasets(cfg)[1].tensors
     chosen = [torch.arange(members) % 5 == held[f] for f in fold]
     mean = torch.stack([scores.softmax(1)[which].mean(0) for scores, which in zip(model(x), chosen, strict=True)])
-    assert torch.allclose(task.predict(model, (x, fold, y)), mean, atol=1e-6)
+    assert torch.allclose(task.predict(model, (x, y, fold)), mean, atol=1e-6)
 
 
 def test_one_member_cannot_hold_out_each_fold(tmp_path):

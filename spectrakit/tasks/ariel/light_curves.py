@@ -237,14 +237,14 @@ class Job:
             return block
 
         found = calibrate(seen, arrays, sensor, self.steps, adc_of, (frames, bins))
-        if len(levels) == 1:
-            raise PlanetError(f"{sensor.name} of visit {visit}: all numbers are equal, so its channels have no light.")
         per = frames // 2 // bins
         time_h = (np.arange(bins) + 0.5) * per / (frames // 2) * HOURS
         try:
             light = channels_of(found.binned, sensor, self.how)
         except PlanetError as error:
             raise PlanetError(f"{sensor.name} of visit {visit}: {error}") from None
+        if len(levels) == 1:
+            raise PlanetError(f"{sensor.name} of visit {visit}: all numbers are equal, so its channels have no light.")
         if lost := int((~(np.median(light, axis=0) > per) | ~np.isfinite(light).all(axis=0)).sum()):
             raise PlanetError(f"{sensor.name} of visit {visit}: {lost} of {light.shape[1]} channels have no light.")
         notes = [f"{found.saturated} saturated pixels are filled"] * bool(found.saturated)

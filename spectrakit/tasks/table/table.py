@@ -319,11 +319,11 @@ class Table(TableRows):
     def datasets(self, cfg: Config) -> tuple:
         """Return training and held-out rows; each sample: (inputs, target).
 
-        With task.fold=null all rows twice, (inputs, fold, target): the members that hold out the fold predict it.
+        With task.fold=null all rows twice, (inputs, target, fold): the members that hold out the fold predict it.
         """
         k = self.training(cfg)
         if self._holds_out_each(cfg) and k.parts is not None:
-            rows = TensorDataset(*map(torch.from_numpy, (k.x, k.parts.astype(np.int64), k.y)))
+            rows = TensorDataset(*map(torch.from_numpy, (k.x, k.y, k.parts.astype(np.int64))))
             return rows, rows
         sides = (~k.held_out, k.held_out)
         parts = [TensorDataset(torch.from_numpy(k.x[rows]), torch.from_numpy(k.y[rows])) for rows in sides]
@@ -360,16 +360,24 @@ class Table(TableRows):
         return NetShape(net, hidden, layers, float(dropout), members)
 
     def _holds_out_each(self, cfg: Config) -> bool:
-        """Check whether each member holds out another fold; not if predictions of other runs are learned from."""
+        """Check whether each member holds out another fold; not with mixup or predictions of other runs."""
         f = cfg.folds
-        return self.option(cfg, "fold") is None and f.fold is None and not (f.columns or f.pseudo or f.distill)
+        return (
+            self.option(cfg, "fold") is None
+            and f.fold is None
+            and not (f.columns or f.pseudo or f.distill or cfg.training.mixup)
+        )
+
+    def targets(self, batch: Any) -> Any:
+        """Return the targets of a batch; None for test rows."""
+        return batch[1] if len(batch) > 1 else None
 
     def _held(self, batch: Any, members: int) -> torch.Tensor | None:
         """Return whether each member holds out each row, [rows, members]; None without folds."""
         if len(batch) < 3:
             return None
         folds = min(int(self._for["folds"]), members)
-        return batch[1][:, None] % folds == torch.arange(members, device=batch[1].device) % folds
+        return batch[2][:, None] % folds == torch.arange(members, device=batch[2].device) % folds
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the mean of the members' cross-entropies, or squared errors in standard deviations of the targets.
@@ -377,7 +385,7 @@ class Table(TableRows):
         A member learns from rows that it does not hold out, and is evaluated on the others.
         """
         scores, kind = model(batch[0]).float(), self.now.question.kind
-        targets, each = batch[-1].repeat_interleave(scores.shape[1], dim=0), scores.flatten(0, 1)
+        targets, each = batch[1].repeat_interleave(scores.shape[1], dim=0), scores.flatten(0, 1)
         if kind == "classes":
             losses = F.cross_entropy(each, targets, reduction="none")
         elif kind == "labels":
