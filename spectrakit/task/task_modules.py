@@ -51,10 +51,8 @@ def _is_value(thing: Any) -> bool:
     """Check for a small array of numbers, or None, the place of a later tensor."""
     import numpy
 
-    return (
-        thing is None
-        or isinstance(thing, numpy.ndarray)
-        and (thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES)
+    return thing is None or (
+        isinstance(thing, numpy.ndarray) and (thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES)
     )
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7c

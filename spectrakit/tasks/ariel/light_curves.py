@@ -205,6 +205,25 @@ def read_adc(layout: Layout, split: str) -> dict[tuple[str, str], Adc]:
         if np.isfinite(row[2 * place : 2 * place + 2]).all() and row[2 * place] > 0
     }
 
+# %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #a81ba191
+def _noting(read: Callable[[int, int], np.ndarray], levels: set[float]) -> Callable[[int, int], np.ndarray]:
+    """Return `read` that adds the smallest and the largest number of each block to `levels`."""
+
+    def noted(a: int, b: int) -> np.ndarray:
+        block = read(a, b)
+        levels.update((float(block.min()), float(block.max())))
+        return block
+
+    return noted
+
+
+def _filled_notes(binned: np.ndarray, saturated: int) -> list[str]:
+    """Return notes about filled pixels of `binned` [bins, rows, columns]."""
+    notes = [f"{saturated} saturated pixels are filled"] * bool(saturated)
+    if (share := np.isnan(binned[0]).mean()) > FILLED:
+        notes.append(f"{share:.0%} of the pixels have no usable value and are filled")
+    return notes
+
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #53a7ead6
 @dataclass(frozen=True)
 class Job:
@@ -230,13 +249,7 @@ class Job:
         if frames // 2 < bins:
             raise PlanetError(f"{sensor.name} has {frames} frames, fewer than two for each of the {bins} time bins.")
         levels: set[float] = set()
-
-        def seen(a: int, b: int) -> np.ndarray:
-            block = read(a, b)
-            levels.update((float(block.min()), float(block.max())))
-            return block
-
-        found = calibrate(seen, arrays, sensor, self.steps, adc_of, (frames, bins))
+        found = calibrate(_noting(read, levels), arrays, sensor, self.steps, adc_of, (frames, bins))
         per = frames // 2 // bins
         time_h = (np.arange(bins) + 0.5) * per / (frames // 2) * HOURS
         try:
@@ -247,9 +260,7 @@ class Job:
             raise PlanetError(f"{sensor.name} of visit {visit}: all numbers are equal, so its channels have no light.")
         if lost := int((~(np.median(light, axis=0) > per) | ~np.isfinite(light).all(axis=0)).sum()):
             raise PlanetError(f"{sensor.name} of visit {visit}: {lost} of {light.shape[1]} channels have no light.")
-        notes = [f"{found.saturated} saturated pixels are filled"] * bool(found.saturated)
-        if (share := np.isnan(found.binned[0]).mean()) > FILLED:
-            notes.append(f"{share:.0%} of the pixels have no usable value and are filled")
+        notes = _filled_notes(found.binned, found.saturated)
         if frames not in (sensor.frames, 2 * bins, 24 * bins):
             notes.append(f"{frames} frames, not {sensor.frames}")
         return light, time_h, f"{sensor.name} of visit {visit}: {'; '.join(notes)}" * bool(notes)

@@ -250,7 +250,7 @@ class DataTask(Task):
             self._forget(options)
         return options
 
-
+# %% ../../../nbs/86_tasks/05_table/06_table.ipynb #76362bde
 class TableData(DataTask):
     """Data of `Table`."""
 

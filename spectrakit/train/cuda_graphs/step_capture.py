@@ -322,7 +322,7 @@ class CudaGraphs(Part):
     s: TrainState
     captured: CapturedStep | None = None
     kept: Sequence[MicroBatch] = ()  # of the current window, which waits for its replay
-    constants: Constants | None = None  # of the recorded step
+    step_constants: Constants | None = None  # of the recorded step
 
     @classmethod
     def wanted(cls, s: TrainState) -> bool:
@@ -359,10 +359,10 @@ class CudaGraphs(Part):
         """Return the reason against recording on `data`: a value that differs before two windows, or one that the loss
         changes.
         """
-        before, self.constants = self.constants, self._constants()
+        before, self.step_constants = self.step_constants, self._constants()
         if seen < WARM_UP or before is None:
             return ""
-        if changed := before.changed(self.constants, in_tensors=False):
+        if changed := before.changed(self.step_constants, in_tensors=False):
             return f"{changed} changes between steps"
         return changed_by_loss(self.s, self.s.context.in_precision(training_loss(self.s)), data)
 
@@ -382,7 +382,7 @@ class CudaGraphs(Part):
     def after_evaluation(self) -> None:
         """Record again if an evaluation or the data changed a value, or replaced a tensor, of task or model."""
         recorded = self.captured is not None and self.captured.recorded is not None
-        if recorded and self.constants is not None and self.constants.changed(self._constants()):
+        if recorded and self.step_constants is not None and self.step_constants.changed(self._constants()):
             self.begin()
 
     def wrap_window(self, passes: Callable[[Any], None], update: Callable[[Any], None]) -> tuple[Callable, Callable]:
