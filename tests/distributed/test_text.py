@@ -59,6 +59,7 @@ def test_workers_that_meet_every_25_steps_learn(losses):
     assert loss["lookahead"] < loss["one worker"]  # also alone
 
 
+@pytest.mark.long  # compression: train/test_rounds.py
 def test_few_bits_cost_nothing_that_can_be_told_and_bytes_are_as_counted(losses):
     loss = {name: pair[0] for name, pair in losses.items()}
     assert abs(loss["diloco int8"] / loss["diloco"] - 1) < 0.002
