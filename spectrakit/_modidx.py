@@ -8455,6 +8455,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/tasks/table/table.py'),
                                               'spectrakit.tasks.table.table.TableData._forget': ( '86_tasks/05_table/table.html#tabledata._forget',
                                                                                                   'spectrakit/tasks/table/table.py'),
+                                              'spectrakit.tasks.table.table.TableData.option': ( '86_tasks/05_table/table.html#tabledata.option',
+                                                                                                 'spectrakit/tasks/table/table.py'),
                                               'spectrakit.tasks.table.table.TableRows': ( '86_tasks/05_table/table.html#tablerows',
                                                                                           'spectrakit/tasks/table/table.py'),
                                               'spectrakit.tasks.table.table.TableRows.now': ( '86_tasks/05_table/table.html#tablerows.now',

@@ -98,7 +98,10 @@ def fold_of(task: Any, config: Config) -> int | None:
     if config.folds.fold is not None or not provides(task, "fold_rows"):
         return config.folds.fold
     fold = config.task.get("fold", task.options["fold"])
-    return None if fold is None or int(fold) < 0 else int(fold)
+    if fold is None:  # members hold out one each, but no mixed samples, nor samples with predictions of other runs
+        f = config.folds
+        return 0 if f.columns or f.pseudo or f.distill or config.training.mixup else None
+    return int(fold) if int(fold) >= 0 else None
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #1d43eeed
 def own_folds(task: Any, config: Config) -> Folds:

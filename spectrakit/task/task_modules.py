@@ -52,7 +52,7 @@ def _is_value(thing: Any) -> bool:
     import numpy
 
     return thing is None or (
-        isinstance(thing, numpy.ndarray) and (thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES)
+        isinstance(thing, numpy.ndarray) and thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES
     )
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7c

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from spectrakit.config.compose import compose, with_profile
+from spectrakit.prediction.holdout import fold_of
 from spectrakit.system.errors import RequestError
 from spectrakit.tasks.table.columns import as_numbers
 from spectrakit.tasks.table.table import Passes, Table
@@ -161,6 +162,15 @@ def test_other_numbers_of_members_hold_out_each_row(tmp_path, members, held):
     chosen = [torch.arange(members) % 5 == held[f] for f in fold]
     mean = torch.stack([scores.softmax(1)[which].mean(0) for scores, which in zip(model(x), chosen, strict=True)])
     assert torch.allclose(task.predict(model, (x, y, fold)), mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("words", [("training.mixup=0.2",), ("task.fold=0",)])
+def test_where_members_cannot_hold_out_one_each_one_fold_is_held_out(tmp_path, words):
+    task, plain, asked = competition(tmp_path), compose(*WORDS), compose(*WORDS, *words)
+    assert len(task.datasets(plain)[0].tensors) == 3
+    train, valid = task.datasets(asked)
+    assert len(train.tensors) == len(valid.tensors) == 2 and len(train) + len(valid) == ROWS
+    assert fold_of(task, plain) is None and fold_of(task, asked) == 0 and len(task.datasets(plain)[1]) == ROWS
 
 
 def test_one_member_cannot_hold_out_each_fold(tmp_path):

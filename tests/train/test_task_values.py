@@ -207,6 +207,36 @@ def test_one_task_object_counts_anew_in_its_next_run(here):
     assert losses_of(sk.fit(task, *WORDS, show=False)) == first
 
 
+class Spoiled(Base):
+    "An array that is moved in place; the loss after 12 batches is not a number, once."
+
+    def __init__(self):
+        self.spoiled, self.mean = False, numpy.zeros(1)
+
+    def shift(self):
+        return float(self.mean[0])
+
+    def learn(self, mean, y):
+        self.mean += 0.1
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if model.training and not self.spoiled and round(float(self.mean[0]), 1) == 1.2:
+            self.spoiled = True
+            return loss * float("nan")
+        return loss
+
+
+def test_a_rollback_returns_arrays_to_the_checkpoint(here):
+    words = ("training.nan_policy=rollback", "checkpoint.every_n_steps=5", "checkpoint.max_share=1")
+    task = Spoiled()
+    run = sk.fit(task, *WORDS, *words, show=False)
+    assert run.status == "completed" and [event["step"] for event in run.events if event["type"] == "restart"], (
+        run.error
+    )
+    assert task.spoiled and round(float(task.mean[0]), 1) == 2.0  # one for each of the 20 steps
+
+
 class Grows(Base):
     def __init__(self):
         self.bank = {}

@@ -21,6 +21,7 @@ from torch.utils.data import Sampler, TensorDataset
 from ...config.metric_direction import metric_direction
 from ...config.schema import Config
 from ...prediction.extra_columns import extra_columns
+from ...prediction.holdout import fold_of
 from ...system.errors import RequestError, did_you_mean
 from ...task.task import Task
 from ..spectra import int_option
@@ -259,6 +260,11 @@ class TableData(DataTask):
     _training: Training | None
     _rows: TestRows | None
 
+    def option(self, cfg: Config, name: str) -> Any:
+        """Return an option; fold=null is fold 0 where members cannot hold out one each."""
+        value = super().option(cfg, name)
+        return fold_of(self, cfg) if name == "fold" and value is None and cfg.folds.fold is None else value
+
     def _forget(self, options: dict) -> None:
         self._for, self._recipe, self._training, self._rows = options, None, None, None
 
@@ -360,13 +366,8 @@ class Table(TableRows):
         return NetShape(net, hidden, layers, float(dropout), members)
 
     def _holds_out_each(self, cfg: Config) -> bool:
-        """Check whether each member holds out another fold; not with mixup or predictions of other runs."""
-        f = cfg.folds
-        return (
-            self.option(cfg, "fold") is None
-            and f.fold is None
-            and not (f.columns or f.pseudo or f.distill or cfg.training.mixup)
-        )
+        """Check whether each member holds out another fold."""
+        return self.option(cfg, "fold") is None and cfg.folds.fold is None
 
     def targets(self, batch: Any) -> Any:
         """Return the targets of a batch; None for test rows."""

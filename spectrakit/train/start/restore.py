@@ -404,8 +404,7 @@ def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
     if s.learner.held is not None and rank_state is not None:
         load_held(s.learner.held, rank_state.get("task", {}))
         load_generator_states(s.learner.held.generators, rank_state.get("task_draws", {}))
-        if fresh:  # a rollback leaves counters as they are
-            load_values(s.learner.held, rank_state.get("task_values", {}))
+        load_values(s.learner.held, rank_state.get("task_values", {}))
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
     same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]
