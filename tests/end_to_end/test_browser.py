@@ -286,6 +286,7 @@ def test_on_a_page_without_a_clipboard_the_button_copies_or_marks_and_says_so(li
     assert light.page.evaluate(selected).startswith("sk.compose(") and light.problems == []
 
 
+@pytest.mark.long
 def test_a_click_on_train_shows_the_run_below_the_form_and_is_stopped_as_any_cell(light, server):
     words = 'sk.ProfilePicker("trainer.accelerator=cpu", "trainer.max_epochs=1000000", task="coffee", file=None)'
     write_notebook(

@@ -492,6 +492,7 @@ def test_ariel_leaves_a_complete_submission_though_a_planet_is_broken(tmp_path):
     assert len(kept) == 2, "one file of estimates for each split"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_language_model_is_fine_tuned_in_two_sessions_and_exported(tmp_path):
     "The second session finds the run of the first among its inputs, goes on, and exports what `from_pretrained` loads."

@@ -185,6 +185,7 @@ def test_a_machine_that_is_cut_off_leaves_a_clear_error_and_a_whole_checkpoint(m
     assert alive == []
 
 
+@pytest.mark.long
 def test_an_interrupt_on_one_machine_stops_both_at_the_same_step(machines, tmp_path):
     pair = start_both(machines, tmp_path, "Slow", "trainer.max_epochs=400")
     wait_for(
@@ -234,6 +235,7 @@ def test_under_torchrun_every_process_is_a_rank_and_has_its_variables(tmp_path):
     )  # as exported, as asked for, by default
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_under_torchrun_is_named(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import os\nfrom rank_tasks import Slow\nclass Breaks(Slow):\n    def loss(self, model, batch):\n"

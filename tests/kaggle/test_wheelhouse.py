@@ -604,6 +604,7 @@ def test_for_kaggle_two_wheels_are_enough(kit, tmp_path, run_cli):
         assert "no network" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_machine_without_omegaconf_gets_the_package_that_has_no_wheel(kit, tmp_path):
     there, told = shipped_on("kaggle")[0].packages, wheels.metadata_of(kit)

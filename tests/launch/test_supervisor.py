@@ -287,6 +287,7 @@ def test_a_rank_that_hangs_is_replaced_and_nothing_is_lost(monkeypatch, nothing_
     assert " in sleep" in log_of(run, "stacks-rank-1.txt") and "in backward" in log_of(run, "stacks-rank-0.txt")
 
 
+@pytest.mark.long
 @slow
 def test_ranks_that_hang_in_every_start_become_one_process(monkeypatch, nothing_left, calm):
     "Both are stuck in gloo: rank 1 waits for something else than rank 0."
@@ -532,6 +533,7 @@ print("good")
 """
 
 
+@pytest.mark.long
 @slow
 def test_a_fork_takes_along_what_cannot_be_pickled(nothing_left):
     done = subprocess.run(

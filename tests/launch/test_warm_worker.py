@@ -55,6 +55,7 @@ def weights(run) -> dict[str, str]:
     return {name: sha for name, sha in tree_hashes(folder).items() if name.endswith(".safetensors")}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_second_run_uses_it_and_its_results_are_those_of_a_cold_start(spare, monkeypatch):
     cold = trained("launch.warm_worker=false")

@@ -93,6 +93,7 @@ def test_what_another_model_knows_helps(here):
     assert final.status == "completed" and sk.predict(Last(), final).values.shape == (160, 2)
 
 
+@pytest.mark.long
 def test_a_planted_leak_does_not_come_back_as_a_column(here):
     words = (
         *WORDS,

@@ -204,6 +204,7 @@ def test_several_runs_answer_as_predict_averages_them(cup, three, tmp_path):
     assert not np.allclose(found["price"], single["price"], atol=1e-3)
 
 
+@pytest.mark.long
 def test_models_that_fail_or_hang_leave_the_answers_to_the_others(cup, three, tmp_path):
     data, _ = cup
     rows(1000, 16).to_csv(tmp_path / "hidden.csv", index=False)

@@ -383,6 +383,7 @@ class Dies(Dropped):
         return super().loss(model, batch)
 
 
+@pytest.mark.long
 def test_after_a_worker_was_killed_the_run_ends_as_if_it_had_not_been(tmp_path):
     words = (*DILOCO, "optimizer.lr=0.02", "trainer.max_steps=12", "checkpoint.every_n_steps=2")
     train(tmp_path / "whole", Dropped(), *words)

@@ -129,6 +129,7 @@ def test_what_is_predicted_is_the_mean_over_the_views(here, capsys):
     assert once.values.tolist() == list(range(23))
 
 
+@pytest.mark.long
 def test_processes_that_do_not_come_about_are_tried_once(here):
     (here / "late").touch()
     words = (*SHORT, "trainer.devices=2", "launch.mode=torchrun", "run.dir=runs")
@@ -587,6 +588,7 @@ def test_a_spoiled_folder_is_left_alone_by_auto_and_refused_by_name(here, name, 
     assert f"{first.path.name} is not used" in (err := capsys.readouterr().err) and said in err
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own tables
 def test_folds_are_children_of_one_run_in_mlflow(here):
     from mlflow import MlflowClient

@@ -61,6 +61,7 @@ def grid(*qualities: float) -> str:
     return "task.quality=" + ",".join(map(str, qualities))
 
 
+@pytest.mark.long
 def test_a_trial_that_is_worse_than_the_others_ends_at_the_same_step_on_all_ranks(here):
     words = (*SHORT, *SCORE, "trainer.max_epochs=40", "trainer.devices=2", "task.slow_s=0.2", "search.sampler=grid")
     done = run_cli(here, "search", task("Planned"), grid(1.0, 2.0, 9.0), "search.startup_trials=2", *words, "--json")
@@ -75,6 +76,7 @@ def test_a_trial_that_is_worse_than_the_others_ends_at_the_same_step_on_all_rank
     assert study.best.number == 0 and json.loads(done.stdout.splitlines()[-1])["best"] == 0
 
 
+@pytest.mark.long
 def test_an_error_on_one_rank_is_a_line_of_the_table(here):
     words = (
         *SHORT,
@@ -659,6 +661,7 @@ def test_no_study_goes_over_its_limit(here, monkeypatch, seed):
     assert not late and limit / 2 < spent[0] <= limit
 
 
+@pytest.mark.long
 def test_a_kill_at_any_line_of_the_journal_loses_no_trial_and_tells_none_twice(tmp_path, monkeypatch):
     "A search, and the next one that gives its trials back, are killed at each line that they write, one after another."
     import optuna

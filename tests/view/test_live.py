@@ -228,6 +228,7 @@ def test_a_failed_run_stops_the_notebook_only_where_nobody_reads_it(tmp_path, to
     assert error.ename == "RunFailed" and len(error.traceback) == 1  # the sentence and the own line
 
 
+@pytest.mark.long
 def test_papermill_keeps_the_end_of_a_run_and_says_whether_a_cell_failed(tmp_path):
     cells = [
         *BATCH[:2],
