@@ -107,16 +107,19 @@ def clip_spikes(reads: np.ndarray, sigmas: float, least: float) -> int:
     `reads` are [pixels, frames]; `sigmas` is the height of a spike in standard deviations, which are at least `least`.
     """
     light = reads[:, 1::2] - reads[:, ::2]
+    if light.shape[1] < 3:
+        return 0
     steps = np.diff(light, axis=1)
     noise = np.median(abs(steps[:, :: max(1, steps.shape[1] // 256)]), axis=1) * (1.4826 / np.sqrt(2))
     limit = sigmas * np.maximum(noise, least)
     rows = np.flatnonzero(np.maximum(steps.max(axis=1), -steps.min(axis=1)) > limit)
-    before, here, after = light[rows, :-2], light[rows, 1:-1], light[rows, 2:]
+    near = np.r_[2, : light.shape[1], light.shape[1] - 3]  # at the ends the next but one stands for the missing pair
+    before, here, after = light[rows][:, near[:-2]], light[rows], light[rows][:, near[2:]]
     middle = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), here))
     found, pair = np.nonzero(abs(here - middle) > limit[rows, None])
-    source = pair + 2 * (middle[found, pair] != before[found, pair])  # the neighbour that is the median
-    reads[rows[found], 2 * pair + 2] = reads[rows[found], 2 * source]
-    reads[rows[found], 2 * pair + 3] = reads[rows[found], 2 * source + 1]
+    source = near[pair + 2 * (middle[found, pair] != before[found, pair])]  # the neighbour that is the median
+    reads[rows[found], 2 * pair] = reads[rows[found], 2 * source]
+    reads[rows[found], 2 * pair + 1] = reads[rows[found], 2 * source + 1]
     return len(found)
 
 # %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #378f373e
