@@ -144,7 +144,7 @@ class DepthNetwork(DepthData):
         mean, log_sigma = (part.float().repeat_interleave(channels, dim=1) for part in model(batch[0]))
         return {"mean": mean, "sigma": batch[1] * log_sigma.exp()}
 
-# %% ../../../nbs/86_tasks/06_ariel/09_network.ipynb #185dae16
+# %% ../../../nbs/86_tasks/06_ariel/09_network.ipynb #e59ff05c
 def corrected(train: Measured, y: np.ndarray, test: Measured, given: Any) -> Predictions:
     """Return the predictions of the shape with the corrections `given` by the task's `mean` and `sigma`.
 
