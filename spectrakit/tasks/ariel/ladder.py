@@ -46,7 +46,7 @@ class Measured:
         white = 1 / np.sqrt((1 / error[:, 1:] ** 2).sum(axis=1))
         return np.stack([error[:, 0], white], axis=1) / np.maximum(self.white(), 1e-9)[:, None]
 
-
+# %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #5b1e0a11
 def as_measured(found: Mapping[str, Estimate], planets: Sequence[str]) -> Measured:
     """Return the estimates of `planets` as arrays. Those without an estimate are not good."""
     nothing = Estimate(
