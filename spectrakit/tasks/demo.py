@@ -97,7 +97,9 @@ def comparison_table(rows: list[Comparison]) -> str:
     """Return the rows as text in columns."""
     lines = [("", "network, mean ± sd", "plain model")]
     for row in rows:
-        spread = f"{np.mean(row.network):.3f} ± {np.std(row.network):.3f} ({len(row.network)} seeds)"
+        spread, count = f"{np.mean(row.network):.3f}", len(row.network)
+        if count > 1:
+            spread += f" ± {np.std(row.network):.3f} ({count} seeds)"
         lines.append((row.what, spread, f"{row.plain_value:.3f} ({row.plain_model})"))
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
@@ -142,7 +144,7 @@ def compare(seeds: int, first_hplc: float) -> list[Comparison]:
     ]
 
 # %% ../../nbs/86_tasks/07_demo.ipynb #f929eb59
-def demo(runs: str = "runs", seeds: int = 3) -> int:
+def demo(runs: str = "runs", seeds: int = 1) -> int:
     """Train both spectra tasks, print a comparison with baselines and the files of the runs.
 
     `runs` is the folder of the two kept runs, `seeds` the number of trainings of each network. Return the exit
