@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import inspect
 import io
 import re
@@ -14,6 +15,8 @@ import pytest
 
 import spectrakit as sk
 from spectrakit.cli.main import COMMANDS
+from spectrakit.config import schema
+from spectrakit.config.aliases import is_known
 from spectrakit.config.compose import compose
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,6 +155,20 @@ def test_settings_in_the_text_of_a_page_compose(page):
     for setting in settings_in(page):
         if not re.search(r"[A-Z]{3}", setting):  # a word in capitals stands for a value
             compose(setting)
+
+
+@each_page
+def test_settings_that_a_page_names_exist(page):
+    "Only words such as `trainer.max_epochs`: `run.error` is a field of a run, `trainer.predict` is Lightning's."
+    groups = {key.partition(".")[0] for key in schema.settings() if "." in key} - {"run", "task"}
+    named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", prose(page))
+    known = [name for name in named if name.partition(".")[0] in groups and name != "trainer.predict"]
+    assert not [name for name in known if not is_known(name)]
+
+
+def test_each_field_of_trainer_config_is_on_its_page():
+    text = (ROOT / "docs" / "lm.md").read_text(encoding="utf-8")
+    assert not [field.name for field in dataclasses.fields(sk.lm.TrainerConfig) if f"`{field.name}`" not in text]
 
 
 def test_the_api_page_has_each_public_name_once():

@@ -10,8 +10,8 @@ from typing import Any
 
 from spectrakit.config.aliases import flat
 from spectrakit.config.profile_files import load_yaml, package_profiles
-from spectrakit.config.schema import Config, settings
-from spectrakit.config.setting_help import SettingHelp, setting_help
+from spectrakit.config.schema import settings
+from spectrakit.config.setting_help import SettingHelp, group_help
 from spectrakit.config.validation import shown as as_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,20 +26,6 @@ ends with that command. [Configuration](configuration.md) tells how values from 
 | group | purpose | settings |
 |---|---|---|
 """
-
-
-def grouped() -> dict[str, list[SettingHelp]]:
-    "Return the settings of each group, in the order of the schema."
-    groups = collections.defaultdict(list)
-    for key in settings():
-        groups[key.partition(".")[0] if "." in key else "general"].append(setting_help(key))
-    return groups
-
-
-def purpose(group: str) -> str:
-    "Return the docstring of a group's dataclass."
-    block = getattr(Config(), group, None)
-    return "Profiles, task and seed." if block is None else type(block).__doc__
 
 
 def source(module: str) -> str:
@@ -112,13 +98,14 @@ def cheat_sheet() -> str:
 
 def render() -> dict[Path, str]:
     "Return the text of each page."
-    groups, pages = grouped(), {}
-    rows = []
-    for group, told in groups.items():
-        links = ", ".join(f"[{(name := each.key.rpartition('.')[2])}](settings/{group}.md#{name})" for each in told)
-        rows.append(f"| [{group}](settings/{group}.md) | {purpose(group)} | {links} |")
-        head = f"# {group}\n\n{purpose(group)} All groups: [settings](../settings.md).\n\n"
-        pages[PAGE.with_suffix("") / f"{group}.md"] = head + "\n\n".join(map(section, told)) + "\n"
+    rows, pages = [], {}
+    for group in dict.fromkeys(key.partition(".")[0] if "." in key else "general" for key in settings()):
+        told = group_help(group)
+        names = [each.key.rpartition(".")[2] for each in told.settings]
+        links = ", ".join(f"[{name}](settings/{group}.md#{name})" for name in names)
+        rows.append(f"| [{group}](settings/{group}.md) | {told.purpose} | {links} |")
+        head = f"# {group}\n\n{told.purpose} All groups: [settings](../settings.md).\n\n"
+        pages[PAGE.with_suffix("") / f"{group}.md"] = head + "\n\n".join(map(section, told.settings)) + "\n"
     return {CHEAT_SHEET: cheat_sheet(), PAGE: HEAD + "\n".join(rows) + "\n", **pages}
 
 

@@ -17,7 +17,7 @@ from .compose import profile_settings
 from .effective_batch import BatchPlan, plan_batches
 from .learning_rate_schedule import scaled_lr, warmup_length
 from .schema import Config, get, is_diloco, settings, step_limit
-from .setting_help import SettingHelp, setting_help
+from .setting_help import GroupHelp, SettingHelp, group_help, setting_help
 from ..system.errors import RequestError
 from ..system.platforms.detect import detect
 
@@ -135,16 +135,16 @@ def _processes(config: Config) -> int:
 
 # %% ../../nbs/05_config/10_explain.ipynb #ec98af5d
 @typing.overload
-def explain(config: str) -> SettingHelp: ...
+def explain(config: str) -> SettingHelp | GroupHelp: ...
 @typing.overload
 def explain(config: Config, samples: int | None = None, world_size: int | None = None) -> Explanation: ...
 def explain(
     config: Config | str, samples: int | None = None, world_size: int | None = None
-) -> Explanation | SettingHelp:
+) -> Explanation | SettingHelp | GroupHelp:
     """Explain batch, learning rate, steps and warm-up of a configuration, with the reason of each number.
 
     Args:
-        config: settings of the run; the name of a setting, such as "optimizer.lr", is described itself.
+        config: settings of the run; the name of a setting ("optimizer.lr") or group ("optimizer") is described itself.
         samples: training samples (default: unknown, no rows on epochs).
         world_size: processes (default: by the settings, or the GPUs here).
 
@@ -152,7 +152,7 @@ def explain(
         RequestError: if the parts of the batch contradict each other.
     """
     if isinstance(config, str) and "=" not in config:
-        return setting_help(config)
+        return group_help(config) or setting_help(config)
     if not isinstance(config, Config):
         raise RequestError(
             f"explain needs a Config, not {type(config).__name__}. Make one: sk.compose('trainer=kaggle')."
@@ -174,7 +174,7 @@ def explain(
         f"{effective:.4g}",
         "learning rate × K × W: relative to one micro batch per step",
     )
-    unknown = ("steps per epoch", "?", "give the number of samples: explain(config, samples=10000)")
+    unknown = ("steps per epoch", "?", "give the number of samples: samples=10000, in a shell --samples 10000")
     steps = _step_rows(config, plan) if samples else [unknown]
     few = effective_batch.few_steps(config, effective_batch.total_steps(config, plan), plan.steps_per_epoch)
     notes = (*effective_batch.batch_notes(config, plan), *filter(None, [few]), *ignored_settings(config, world_size))

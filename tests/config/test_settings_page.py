@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import settings_page
+from spectrakit.cli.main import main
 from spectrakit.config.explain import explain
 from spectrakit.config.profile_files import profiles
 from spectrakit.config.schema import Config, settings
-from spectrakit.config.setting_help import setting_help, setting_page
+from spectrakit.config.setting_help import group_help, setting_help, setting_page
 from spectrakit.system.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +61,22 @@ def test_each_setting_is_on_its_page_as_it_is_explained(key):
     assert told.type and told.acts_in and all(f"[{module}](" in section for module in told.acts_in)
     for text in (told.meaning, told.type, told.unit, told.default, told.accepts, told.example, *told.aliases):
         assert text.replace("|", "\\|") in section, text
+
+
+@pytest.mark.parametrize("page", sorted(settings_page.PAGE.with_suffix("").glob("*.md")), ids=lambda page: page.stem)
+def test_each_group_is_explained_with_the_settings_of_its_page(page, capsys):
+    told, text = group_help(page.stem), page.read_text(encoding="utf-8")
+    assert main(["explain", page.stem]) == 0
+    printed = capsys.readouterr().out
+    assert told.purpose in text and [each.key.rpartition(".")[2] for each in told.settings] == re.findall(
+        r'<a id="(\w+)"></a>', text
+    )
+    assert all(each.key in printed for each in told.settings) and f"docs/settings/{page.name}" in printed
+
+
+@pytest.mark.parametrize("word, answer", [("batchsize", "'batch_size'"), ("kaggle_safe", "trainer=kaggle_safe")])
+def test_a_word_that_is_no_setting_is_answered_with_the_nearest(word, answer, capsys):
+    assert main(["explain", word]) == 2 and answer in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", [key for key, spec in settings().items() if spec.type != dict[str, Any]])

@@ -16,20 +16,17 @@ from ..parsing import Command, make_parser, split_words
 
 if TYPE_CHECKING:
     from spectrakit.config.explain import Explanation
-    from spectrakit.config.setting_help import SettingHelp
+    from spectrakit.config.setting_help import GroupHelp, SettingHelp
 
 # %% ../../../nbs/94_cli/03_commands/06_explain.ipynb #c485612a
 def _is_setting(word: str) -> bool:
-    """Return whether a word names a setting, not a task, file or key=value."""
-    from spectrakit.config.aliases import meant_setting
-    from spectrakit.config.schema import settings
+    """Return whether a word names a setting or a group, not a task, file or key=value."""
+    from spectrakit.launch.job import BUILT_IN
 
-    if meant_setting(word) or any(key.startswith(f"{word}.") for key in settings()):
-        return True
-    return bool(re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", word)) and not word.endswith(".py")
+    return word not in BUILT_IN and not re.search(r"[=:/~+]|\.py$", word)
 
 
-def _explanation(options: Namespace) -> "Explanation | SettingHelp":
+def _explanation(options: Namespace) -> "Explanation | SettingHelp | GroupHelp":
     from spectrakit.config.compose import compose
     from spectrakit.config.explain import explain
 
@@ -41,19 +38,20 @@ def _explanation(options: Namespace) -> "Explanation | SettingHelp":
 
 # %% ../../../nbs/94_cli/03_commands/06_explain.ipynb #f6091d4e
 def explain(arguments: Sequence[str]) -> int:
-    """Explain a configuration (batch, learning rate, steps, warm-up, with reasons), or one setting."""
+    """Explain a configuration (batch, learning rate, steps, warm-up, with reasons), a setting or a group."""
     parser = make_parser(
         "explain",
         "Print effective batch, learning rate, steps and warm-up of a configuration, with the reason of each number; "
-        "or one setting: meaning, default, accepted values, other names, profiles.",
+        "or one setting: meaning, default, accepted values, other names, profiles; or the settings of a group.",
         """
   spectrakit explain optimizer.lr
+  spectrakit explain optimizer
   spectrakit explain trainer=kaggle_2xt4 --samples 20000
   spectrakit explain data.global_batch_size=256 data.batch_size=32 --world-size 2
   spectrakit explain optimizer.lr_scaling=linear optimizer.base_batch_size=64 trainer=a100
   spectrakit explain --config runs/coffee-20261120-101500/config.yaml --samples 5000 --json""",
     )
-    parser.option("words", "KEY | key=value", "a setting, or profiles and overrides as for train", nargs="*")
+    parser.option("words", "KEY | key=value", "a setting or group, or profiles and overrides as for train", nargs="*")
     parser.option("--config", "FILE", "start from this YAML file, such as a run's config.yaml")
     parser.option("--samples", "N", "number of training samples, for the steps of an epoch", type=int)
     parser.option("--world-size", "N", "processes that train together", type=int)
