@@ -1,6 +1,7 @@
 """Settings of the documentation site: `make docs` builds it from pages, notebooks and docstrings into build/docs."""
 
 import json
+import re
 import sys
 from configparser import ConfigParser
 from pathlib import Path
@@ -10,6 +11,8 @@ from sphinx.application import Sphinx
 
 root = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(root))
+import spectrakit  # noqa: E402 - found by the line above
+
 settings = ConfigParser()
 settings.read(root / "settings.ini", encoding="utf-8")
 facts = settings["DEFAULT"]
@@ -57,7 +60,15 @@ def refuse_failed_cells(app: Sphinx) -> None:
                 raise ValueError(f"{path.relative_to(root)} has a failed cell. Run `make notebooks`.")
 
 
+def refuse_undocumented_names(app: Sphinx) -> None:
+    "Raise ValueError if a public name is not in docs/api.md."
+    named = re.findall(r":: spectrakit\.(\w+)$", (root / "docs" / "api.md").read_text(encoding="utf-8"), re.M)
+    if missing := sorted({*spectrakit.__all__} - {*named, "__version__"}):
+        raise ValueError(f"docs/api.md lacks {', '.join(missing)}. Add a line for each.")
+
+
 def setup(app: Sphinx) -> None:
-    "Add the lexer of diagrams, and the check of notebooks."
+    "Add the lexer of diagrams, and the checks of notebooks and names."
     app.add_lexer("mermaid", TextLexer)
     app.connect("builder-inited", refuse_failed_cells)
+    app.connect("builder-inited", refuse_undocumented_names)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import io
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -175,6 +176,14 @@ def test_the_api_page_has_each_public_name_once():
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"^\.\. (?:auto\w+|py:data):: spectrakit\.(\w+)$", text, re.M)
     assert sorted(named) == sorted(set(sk.__all__) - {"__version__"})
+
+
+def test_an_undocumented_public_name_breaks_the_build(monkeypatch):
+    check = runpy.run_path(str(ROOT / "docs" / "conf.py"))["refuse_undocumented_names"]
+    check(None)
+    monkeypatch.setattr(sk, "__all__", [*sk.__all__, "undocumented"])
+    with pytest.raises(ValueError, match="lacks undocumented"):
+        check(None)
 
 
 def test_each_page_is_in_the_contents_of_the_site():

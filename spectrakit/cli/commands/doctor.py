@@ -103,12 +103,19 @@ import json, torch
 told = {"version": torch.__version__, "cuda": torch.version.cuda, "available": torch.cuda.is_available()}
 told["gpus"] = torch.cuda.device_count() if told["available"] else 0
 told["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if told["available"] else None
+try:
+    import pynvml
+
+    pynvml.nvmlInit()
+    told["driver"] = pynvml.nvmlSystemGetDriverVersion()
+except Exception:  # no driver, or no pynvml
+    told["driver"] = None
 print(json.dumps(told))
 """
 
 
 def torch_facts(timeout_s: float = 120.0) -> dict[str, Any]:
-    """Return torch's version, CUDA, availability, GPUs and NCCL, from a new process; `error` if it fails."""
+    """Return torch's version, CUDA, availability, GPUs, NCCL and driver, from a new process; `error` if it fails."""
     try:
         done = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=timeout_s)
         return (
@@ -126,12 +133,13 @@ def _last(text: str) -> str:
 def torch_findings(facts: dict[str, Any], platform: Platform) -> list[Finding]:
     """Return findings about torch and GPUs from `torch_facts`."""
     if "error" in facts:
-        return [Finding("torch", "error", f"cannot be imported: {facts['error']}", "pip install torch")]
+        again = "" if "No module named" in facts["error"] else "--force-reinstall "
+        return [Finding("torch", "error", f"cannot be imported: {facts['error']}", f"pip install {again}torch")]
     cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU build"
     findings = [Finding("torch", "ok", f"{facts['version']}, {cuda}")]
     if not platform.gpus:
         return [*findings, Finding("GPU", "ok", f"none: {platform.gpus_source}")]
-    names = ", ".join(gpu.name for gpu in platform.gpus)
+    names = f"{', '.join(gpu.name for gpu in platform.gpus)}, driver {facts['driver'] or 'unknown'}"
     if not facts["cuda"]:
         fix = "install torch with CUDA: https://pytorch.org/get-started/locally"
         return [*findings, Finding("GPU", "error", f"{names}, but this torch is a CPU build", fix)]
