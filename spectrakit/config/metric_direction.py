@@ -144,15 +144,22 @@ def _reason(name: str, mode: str, why: str) -> str:
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #m0000004
 TABLE_METRICS = {
-    "classes": ("logloss", "accuracy", "macro_f1", "auc", "qwk", "error"),  # auc: two classes; qwk: four or more
-    "labels": ("logloss", "accuracy", "auc", "error"),
-    "numbers": ("rmse", "mae", "r2", "error"),  # error: by task.metric
+    # f1: two classes; qwk: three or more; map3: four or more; map5: six or more; error: by task.metric
+    "classes": ("logloss", "accuracy", "macro_f1", "mcc", "auc", "f1", "qwk", "map3", "map5", "error"),
+    "labels": ("logloss", "accuracy", "auc", "f1", "error"),
+    "numbers": ("rmse", "mae", "r2", "mape", "rmsle", "error"),  # rmsle: no negative targets
 }
 LOSS = "val_loss"  # log loss for classes and labels
 _OTHER_NAMES = {
     "auc": ("roc auc", "auc roc", "area under the roc curve", "area under receiver operating characteristic curve"),
     "accuracy": ("accuracy score", "categorization accuracy", "acc"),
     "qwk": ("quadratic weighted kappa", "cohen kappa score", "kappa"),
+    "f1": ("f1 score", "binary f1"),
+    "mcc": ("matthews correlation coefficient", "matthews corrcoef"),
+    "map3": ("map@3", "mean average precision at 3"),
+    "map5": ("map@5", "mean average precision at 5"),
+    "rmsle": ("root mean squared logarithmic error", "root mean squared log error", "msle"),
+    "mape": ("mean absolute percentage error",),
     "macro_f1": ("f1 macro", "macro f1 score", "mean f score"),
     "rmse": ("root mean squared error", "mse", "mean squared error"),  # the smallest mse has the smallest rmse
     "mae": ("mean absolute error",),

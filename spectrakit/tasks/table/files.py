@@ -28,16 +28,21 @@ def hint_of(name: Any, table: Any) -> str:
     return did_you_mean(str(name), list(table.columns)) or f" It has {few(table.columns)}."
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #d5e07eb8
+_ENDS = ("parquet", "csv", "csv.gz", "csv.zip")
+
+
 def table_file(folder: Path, name: str) -> Path | None:
-    """Return the table `name` in a folder: Parquet, which has types, before CSV."""
-    return next((path for end in ("parquet", "csv", "csv.gz") if (path := folder / f"{name}.{end}").is_file()), None)
+    """Return the table `name`, in capitals or not, in a folder: Parquet, which has types, before CSV."""
+    found = {path.name.lower(): path for path in sorted(folder.glob("*"))}  # small letters win
+    files = (found.get(f"{name}.{end}".lower()) for end in _ENDS)
+    return next((path for path in files if path is not None and path.is_file()), None)
 
 
 def sample_file(folder: Path) -> Path | None:
     """Return the sample submission: sample_submission, sampleSubmission, gender_submission, …."""
     files = sorted(
         path
-        for end in ("parquet", "csv", "csv.gz")
+        for end in _ENDS
         for path in folder.glob(f"*.{end}")
         if "submission" in (name := path.name.lower()) and not name.startswith("submission.")
     )
@@ -61,6 +66,20 @@ def find_folder(data: str) -> Path:
     except (FileNotFoundError, ValueError) as error:
         raise RequestError(f"task.data={data}: {error}") from None
 
+# %% ../../../nbs/86_tasks/05_table/00_files.ipynb #t4400002
+def _flat(table: Any) -> Any:
+    """Return a table with a plain index, a named index as a column, lists as text, without nameless empty columns."""
+    import pandas
+
+    empty = [name for name in table.columns if re.fullmatch(r"Unnamed: \d+", name) and table[name].isna().all()]
+    table = table.drop(columns=empty)
+    index = [name for name in table.index.names if name is not None and str(name) not in table.columns]
+    table = table.reset_index(index).reset_index(drop=True) if index else table.reset_index(drop=True)
+    texts = [name for name in table.columns if table[name].dtype == object]
+    for name in (name for name in texts if not all(map(pandas.api.types.is_hashable, table[name].dropna().head(100)))):
+        table[name] = table[name].map(str, na_action="ignore")
+    return table
+
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #fe7d2c0e
 def read_table(path: Path) -> Any:
     """Return a CSV or Parquet file as a pandas table with a plain index. Raise RequestError if it is invalid or
@@ -73,11 +92,23 @@ def read_table(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pandas.errors.DtypeWarning)  # mixed columns are handled later
-            table = pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # more values than names
+            parquet = path.suffix == ".parquet"
+            table = pandas.read_parquet(path) if parquet else pandas.read_csv(path, index_col=False)
     except ImportError:
         raise RequestError(f"{path.name} needs pyarrow, which is not installed. Install it, or use CSV.") from None
     except pandas.errors.EmptyDataError:
         raise RequestError(f"{path.name} is empty. Check how it was written.") from None
+    except UnicodeDecodeError:
+        raise RequestError(
+            f"{path.name} is not UTF-8. Write it anew: pandas.read_csv(PATH, encoding='latin-1').to_csv(PATH), "
+            "with the encoding that it has."
+        ) from None
+    except pandas.errors.ParserWarning:
+        raise RequestError(
+            f"{path.name} has more values in a row than names in its header. Name each column, and "
+            "separate values by commas."
+        ) from None
     except (ValueError, OSError) as error:  # errors of the parser and of Arrow are ValueErrors
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"{path.name} cannot be read as a table: {reason}. Check how it was written.") from None
@@ -91,7 +122,7 @@ def read_table(path: Path) -> Any:
         )
     if doubled := table.columns[table.columns.duplicated()].tolist():
         raise RequestError(f"{path.name} has the column {doubled[0]!r} twice. Rename one of them.")
-    return table.reset_index(drop=True)
+    return _flat(table)
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #f1a20002
 def _as_spelled(path: Path, name: str, table: Any, rows: int | None = None) -> Any:
@@ -100,7 +131,8 @@ def _as_spelled(path: Path, name: str, table: Any, rows: int | None = None) -> A
 
     if path.suffix != ".parquet":
         with contextlib.suppress(ValueError, OSError):
-            text = pandas.read_csv(path, usecols=[name], dtype=str, keep_default_na=False, nrows=rows)[name]
+            plain = {"dtype": str, "keep_default_na": False, "nrows": rows, "index_col": False}
+            text = pandas.read_csv(path, usecols=[name], **plain)[name]
             if len(text) == min(len(table), rows or len(table)):
                 return text
     return table[name][:rows].astype(str)

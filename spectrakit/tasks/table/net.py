@@ -26,12 +26,13 @@ from .question import Question
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #c6a04520
 @dataclass(frozen=True)
 class Recipe:
-    """Encoding of inputs and meaning of outputs; `centre` and `spread` belong to numeric targets."""
+    """Encoding of inputs and meaning of outputs; `centre` and `spread` of numeric targets, or of log(1 + target)."""
 
     question: Question
     columns: Columns
     centre: np.ndarray
     spread: np.ndarray
+    log: bool = False
 
     def text(self) -> str:
         """Return the recipe as one line of JSON with all digits."""
@@ -43,7 +44,7 @@ def recipe_from(text: str) -> Recipe:
     """Return the recipe written by `Recipe.text`."""
     values = json.loads(text)
     targets = (np.array(values[name], float) for name in ("centre", "spread"))
-    return Recipe(Question(**values["question"]), Columns(**values["columns"]), *targets)
+    return Recipe(Question(**values["question"]), Columns(**values["columns"]), *targets, values.get("log", False))
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #7013bb95
 def as_bytes(text: str) -> torch.Tensor:
