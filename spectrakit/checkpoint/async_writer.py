@@ -25,6 +25,7 @@ from spectrakit.checkpoint.store import (
     CheckpointError,
     Saved,
     add_average,
+    averaged_names,
     checkpoint_bytes,
     checkpoints,
     prune,
@@ -122,7 +123,7 @@ class CheckpointFiles:
         prove = not self._proved
         saved = save_checkpoint(self.folder, snapshot.step, snapshot.content, snapshot.best, latest, prove)
         self._proved = True
-        if latest and snapshot.averaged:
+        if latest and [*snapshot.averaged] != averaged_names(self.folder):
             write_averaged_names(self.folder, snapshot.averaged)
         self._newest = max(self._newest, snapshot.number)
         self.whole.hashed.add(saved.path.name)

@@ -6,9 +6,9 @@
 __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'only_plain', 'plain_values', 'read_back', 'find_unsaveable',
            'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'put_back',
            'save_checkpoint', 'read_manifest', 'verify', 'is_own', 'take_over', 'checkpoints', 'read_pointer',
-           'averaged_names', 'write_averaged_names', 'find_checkpoint', 'prune', 'mirror_folder', 'mirror_checkpoint',
-           'load_weights', 'load_task_tensors', 'load_state', 'prove_loadable', 'add_average', 'drop_averages',
-           'rehearse', 'random_state', 'restore_random_state']
+           'averaged_names', 'write_averaged_names', 'find_checkpoint', 'prune', 'return_to', 'mirror_folder',
+           'mirror_checkpoint', 'load_weights', 'load_task_tensors', 'load_state', 'prove_loadable', 'add_average',
+           'drop_averages', 'rehearse', 'random_state', 'restore_random_state']
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fcf4
 import contextlib
@@ -523,6 +523,14 @@ def find_checkpoint(folder: Path, which: str = "LATEST") -> tuple[Path | None, l
     return None, notes
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc09
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:  # renamed first: a kill during the deletion must leave no partial checkpoint
+        with contextlib.suppress(OSError):
+            nameless = path.with_name(f".gone-{path.name}")
+            os.rename(path, nameless)
+            shutil.rmtree(nameless, ignore_errors=True)
+
+
 def prune(
     folder: Path,
     keep_last: int,
@@ -556,12 +564,20 @@ def prune(
         return []
     if verify(folder / latest, hashes=latest not in trusted):
         return []
-    for path in old:  # renamed first: a kill during the deletion must leave no partial checkpoint
-        with contextlib.suppress(OSError):
-            nameless = folder / f".gone-{path.name}"
-            os.rename(path, nameless)
-            shutil.rmtree(nameless, ignore_errors=True)
+    _delete(old)
     return [p.name for p in old]
+
+# %% ../../nbs/25_checkpoint/01_store.ipynb #rtrn0001
+def return_to(folder: Path, step: int) -> None:
+    """Delete all checkpoints in `folder` after the one of `step`, if that one is complete; LATEST then names it."""
+    target = folder / f"step-{step:08d}"
+    if verify(target):
+        return
+    write_atomic(folder / "LATEST", target.name + "\n")
+    newer = [path for path in checkpoints(folder) if int(path.name[5:]) > step]
+    if read_pointer(folder, "BEST") in {path.name for path in newer}:
+        (folder / "BEST").unlink()
+    _delete(newer)
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc0a
 def mirror_folder(mirror: Path, run_dir: Path) -> Path:

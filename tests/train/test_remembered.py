@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import spectrakit.train.loop as loop
 from exact_tasks import CountedScaler, scaled
 from in_process import trainer_in
-from spectrakit.checkpoint.store import read_pointer
+from spectrakit.checkpoint.store import checkpoints, read_pointer
 from spectrakit.data.samples import global_generators
 from spectrakit.runs.events import last_event
 from spectrakit.task.task import Task
@@ -227,6 +227,30 @@ def test_a_run_that_is_killed_after_its_rollback_remembers_it(train):
     rest = train(Later(), *words, resume=True)
     assert [e["lr"] for e in rest.events if e["type"] == "step" and e["step"] == 7] == [0.01, 0.005, 0.0025]
     assert rest.status == "failed" and "rolled back 2 times" in rest.reason
+
+
+@pytest.mark.parametrize("cut", [5, 7, 13, 14])
+@pytest.mark.parametrize("words", [("checkpoint.keep_last=1",), ("training.average=best:2", "training.ema_decay=0.9")])
+def test_a_rollback_after_a_stop_returns_to_the_checkpoint_of_a_run_in_one_go(train, cut, words):
+    def spoiled():
+        return type("Once", (Spoiled,), {"bad": frozenset({7, 14}), "fired": set()})
+
+    words = ("training.nan_policy=rollback", "scheduler.name=constant", "trainer.check_val_every_n_steps=50", *words)
+    whole = train(spoiled()(), *WORDS, *words, name="whole")
+    assert [e["step"] for e in whole.events if e["type"] == "restart"] == [6, 12]  # ends of epochs
+    rest = cut_and_resumed(train, spoiled(), cut, *words)
+    assert same(rest, whole)
+    left = [[path.name for path in checkpoints(run.folder / "checkpoints")] for run in (rest, whole)]
+    assert left[0] == left[1]
+
+
+def test_a_rollback_without_a_regular_checkpoint_returns_to_the_one_of_a_stop(train):
+    class Once(Spoiled):
+        bad, fired = frozenset({3}), set()
+
+    words = ("training.nan_policy=rollback", "scheduler.name=constant")
+    rest = cut_and_resumed(train, Once, 2, *words)
+    assert rest.status == "completed" and [e["step"] for e in rest.events if e["type"] == "restart"] == [2, 2]
 
 
 def test_skipped_updates_are_counted_over_a_resume(train):
