@@ -262,7 +262,7 @@ def _memory_rows(f: Forecast) -> list[Row]:
         fits = f"{most:,}" if most is not None else "not known"
         rows += [("largest micro batch", fits, "by its growth with the batch, 5 % left free")]
     available = "" if f.here.memory_bytes is None else f" of {format_memory(f.here.memory_bytes)}"
-    why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)}with their readers" + ("" if m.gpu else f"; {kept}")
+    why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)} with their readers" + ("" if m.gpu else f"; {kept}")
     rows += [("memory", f"{format_memory(host_bytes(f))} ± {MEMORY_ERROR:.0%}{available}", why)]
     rows += [row] if (row := _static_row(f)) else []
     each = max(m.checkpoint_bytes for m in f.ranks)
