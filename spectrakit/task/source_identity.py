@@ -162,16 +162,30 @@ def _changed_by_call(call: ast.Call, source: "Source") -> Iterator[str]:
             yield name
 
 
+def _registries(statement: Any, source: "Source") -> Iterator[str]:
+    """Yield the names that decorators and base classes of a definition may change."""
+    for decorator in statement.decorator_list:
+        function = getattr(decorator, "func", decorator)
+        name = _first_name(function) or ""
+        for registrar, *_ in source.names.get(name, []):
+            if isinstance(function, ast.Attribute):  # a method, such as REGISTRY.add
+                if not isinstance(registrar, _IMPORTS) or _is_own_name(source, registrar, name):
+                    yield name
+            elif isinstance(registrar, _DEFINITIONS) and registrar is not statement:
+                yield from {name for name, *_ in _names_read(registrar)} & set(source.names) - {registrar.name}
+    for name in filter(None, map(_first_name, getattr(statement, "bases", ()))):
+        for base, *_ in source.names.get(name, []):
+            if "__init_subclass__" in {getattr(item, "name", "") for item in getattr(base, "body", ())}:
+                yield name
+
+
 def _names_changed(statement: ast.stmt, source: "Source") -> Iterator[str]:
     """Yield the names that a statement changes without binding them: by an item, an attribute, a call or a
     decorator.
     """
     if isinstance(statement, _DEFINITIONS):
         yield from _declared_global(statement)
-        for decorator in statement.decorator_list:
-            for registrar, *_ in source.names.get(_first_name(getattr(decorator, "func", decorator)) or "", []):
-                if isinstance(registrar, _DEFINITIONS) and registrar is not statement:
-                    yield from {name for name, *_ in _names_read(registrar)} & set(source.names) - {registrar.name}
+        yield from _registries(statement, source)
         return
     targets = [*getattr(statement, "targets", []), getattr(statement, "target", None)]
     yield from filter(None, (_first_name(target) for target in targets if not isinstance(target, ast.Name)))
@@ -255,6 +269,13 @@ def _imported_from(statement: Any, name: str) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
+def _is_own_name(source: Source, statement: Any, name: str) -> bool:
+    """Check whether an imported `name` is an object, no module, of a file of the user."""
+    (module, inner), folders = _imported_from(statement, name), _search_path(source, getattr(statement, "level", 0))
+    file = _module_file(module, folders) if inner else None
+    return file is not None and is_own_file(str(file)) and _module_file(f"{module}.{inner[0]}", folders) is None
+
+
 def _search_path(source: Source, level: int = 0) -> list[str]:
     """Return the search path of a source's imports; relative imports see its own package alone."""
     if source.path is None:
@@ -289,6 +310,7 @@ class Collector:
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #63e64072
 _DYNAMIC = {"exec", "globals", "__import__", "import_module", "importlib", "builtins", ("eval",), ("sys", "modules")}
+_DYNAMIC |= {"__subclasses__"}
 
 
 def _add_class(collector: Collector, source: Source, node: ast.ClassDef) -> None:
@@ -315,6 +337,11 @@ def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
             local = {names for names in _dotted(code) if names[0] == name} or {(name,)}
             found += [_add_import(collector, source, node, name, names[1:]) for names in sorted(local)]
             used |= local
+    for node in ast.walk(code):
+        match node:  # import_module("near")
+            case ast.Call(ast.Name(loader) | ast.Attribute(_, loader), [ast.Constant(str(module)), *_]):
+                if loader in ("import_module", "__import__"):
+                    _add_module(collector, module, (), _search_path(source))
     if not all(found) or any({names[0], names[-1], names[:2]} & _DYNAMIC for names in used):
         _add_whole(collector, source)
 
@@ -488,6 +515,7 @@ def _add_class_object(collector: Collector, kind: type) -> None:
             _add_class(collector, Source("", found[0][0].tree, None, ChainMap(*scopes)), found[0][1])
         elif base.__module__ == "__main__" and (cell := _cell_of(base.__name__, vars(sys.modules["__main__"]))):
             _add_binding(collector, cell, base.__name__, ())
+        _add_callables(collector, Source("", ast.Module([], []), None, {}), [*vars(base).values()])
         for name, function in (member for member, place in zip(members, places, strict=True) if place is None):
             nowhere = Source("", ast.Module([], []), None, {})
             if not name.startswith("__"):  # dataclass creates these
@@ -512,6 +540,26 @@ def _is_constant(value: Any, depth: int = 3) -> bool:
         return all(_is_constant(part, depth - 1) for part in parts)
     return type(value) in _CONSTANTS
 
+
+def _held_objects(thing: Any, depth: int = 4) -> Iterator[Any]:
+    inner = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else None
+    if inner is None:
+        inner = getattr(thing, "__dict__", {}).values() if not isinstance(thing, (type, types.ModuleType)) else ()
+    for value in list(inner)[:1000] if depth else ():
+        if not isinstance(value, _CONSTANTS):
+            yield value
+            yield from _held_objects(value, depth - 1)
+
+
+_CALLABLES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+
+
+def _add_callables(collector: Collector, source: Source, thing: Any) -> None:
+    """Collect the functions and classes that a table or another object holds now, such as by registration."""
+    for value in _held_objects(thing):
+        if isinstance(value, _CALLABLES):
+            add_object(collector, source, "", value)
+
 # %% ../../nbs/35_task/05_source_identity.ipynb #objt0001
 def add_object(collector: Collector, source: Source, name: str, thing: Any, chain: tuple[str, ...] = ()) -> None:
     """Collect the current value of a notebook's name.
@@ -527,6 +575,8 @@ def add_object(collector: Collector, source: Source, name: str, thing: Any, chai
         text = repr(sorted(map(repr, thing))) if isinstance(thing, (set, frozenset)) else repr(thing)
         collector.keep(source, name, text)
         return
+    if isinstance(table := getattr(thing, "registry", None), types.MappingProxyType):  # of singledispatch
+        _add_callables(collector, source, dict(table))
     thing = inspect.unwrap(thing)
     label, module = getattr(thing, "__qualname__", getattr(thing, "__name__", None)), getattr(thing, "__module__", None)
     if name and isinstance(label, str) and module != "__main__":
@@ -546,6 +596,7 @@ def add_object(collector: Collector, source: Source, name: str, thing: Any, chai
         _add_function_object(collector, function)
     else:
         _add_class_object(collector, type(thing))
+        _add_callables(collector, source, thing)
         if name and source.scope and (cell := _cell_of(name, source.scope)):
             _add_binding(collector, cell, name, ())
 
@@ -557,20 +608,7 @@ def _add_task_by_name(collector: Collector, name: str, folders: list[str]) -> No
     if file is not None and place:
         _add_from_file(collector, file, (attribute,))
 
-
-def _held_objects(thing: Any, depth: int = 4) -> Iterator[Any]:
-    inner = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else None
-    if inner is None:
-        inner = getattr(thing, "__dict__", {}).values() if not isinstance(thing, (type, types.ModuleType)) else ()
-    for value in list(inner)[:1000] if depth else ():
-        if not isinstance(value, _CONSTANTS):
-            yield value
-            yield from _held_objects(value, depth - 1)
-
 # %% ../../nbs/35_task/05_source_identity.ipynb #prnt0001
-_CALLABLES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-
-
 def code_fingerprint(task: Any) -> dict[str, str]:
     """Return the hash of each part of a task's code, such as {'Coffee.loss': …, 'helpers:smooth': …}.
 

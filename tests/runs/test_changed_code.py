@@ -184,6 +184,17 @@ def fa(x=1.0):
 
 def unused():
     return {other}
+
+def fb():
+    return 1
+
+class Table:
+    made = []
+    def add(self, f):
+        self.made.append(f)
+        return f
+
+TABLE = Table()
 """
 HIDING_PLACES = {
     "import in a method": dict(inner="import helper", value="helper.fa()"),
@@ -304,6 +315,9 @@ NO_USE = {
     "del local": dict(top="d = {number}", inner="d = 1\n        del d"),
     "with as tuple": dict(top="a = {number}", inner="(a, b) = (1, 2)", value="a"),
     "for else unused": dict(top="for q in (1,):\n    A = 1\nelse:\n    B = {number}", value="A"),
+    "function with a decorator of a module": dict(
+        top="import helper\n@helper.reg('z')\ndef z():\n    return {number}", value="helper.fb()"
+    ),
     "while block": dict(top="n = 0\nwhile n < 2:\n    n += 1\n    U = {number}", value="n"),
 }
 USE = {
@@ -421,6 +435,23 @@ USE = {
     "globals alias": dict(top="k = {number}\ng = globals()", value="g['k']"),
     "builtins.eval": dict(top="import builtins\nk = {number}", value="builtins.eval('k')"),
     "attrgetter": dict(top="import helper, operator", value="operator.attrgetter('fa')(helper)()"),
+    "registry with a method": dict(
+        top="class R(dict):\n    def add(self, f):\n        self['a'] = f\n        return f\nr = R()\n"
+        "@r.add\ndef f():\n    return {number}",
+        value="r['a']()",
+    ),
+    "registry of a module by its method": dict(
+        top="from helper import TABLE\n@TABLE.add\ndef f():\n    return {number}", value="TABLE.made[0]()"
+    ),
+    "subclass that its base registers": dict(
+        top="class B:\n    made = []\n    def __init_subclass__(cls):\n        B.made.append(cls)\n"
+        "class C(B):\n    k = {number}",
+        value="B.made[0].k",
+    ),
+    "subclasses": dict(top="class B:\n    pass\nclass C(B):\n    k = {number}", value="B.__subclasses__()[0].k"),
+    "module by its name": dict(
+        top="import importlib", inner="h = importlib.import_module('pack.inner')", value="h.CONST"
+    ),
     "fn attr": dict(top="def f():\n    return f.k\nf.k = {number}", value="f()"),
 }
 
@@ -513,6 +544,24 @@ LIVE = {
     "decorators that close over each other": (
         "def pair():\n    def a(*x):\n        return {n} or b()\n\n    def b(*x):\n        return a()\n    return b",
         "class T(Task):\n    loss = pair()\ntask = T()",
+    ),
+    "functions of a registry": (
+        "class R:\n    made = {{}}\n    def add(f):\n        R.made['a'] = f\n        return f",
+        "@R.add\ndef f():\n    return {n}",
+        LOSS.format("R.made['a']()"),
+        "task = T()",
+    ),
+    "functions of a registry's object": (
+        "class R(dict):\n    def add(self, f):\n        self['a'] = f\n        return f\nr = R()",
+        "@r.add\ndef f():\n    return {n}",
+        LOSS.format("r['a']()"),
+        "task = T()",
+    ),
+    "function by type": (
+        "from functools import singledispatch\n@singledispatch\ndef g(x):\n    return 0",
+        "@g.register\ndef h(x: int):\n    return {n}",
+        LOSS.format("g(1)"),
+        "task = T()",
     ),
     "functions in a table": ("def f(x):\n    return {n}\nK = {{'a': f}}", LOSS.format("K['a'](1)"), "task = T()"),
     "lambda": ("task = Task.of(object(), [1], None, lambda m, b: {n} * m(b))",),
