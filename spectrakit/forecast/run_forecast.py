@@ -25,6 +25,7 @@ from spectrakit.forecast.formulas import (
 )
 from .other_machines import HEADS, Basis, Elsewhere, between, elsewhere, hours_between, row_of
 from .places import places
+from ..system.tables import html_table
 from ..system.units import format_bytes, format_memory
 from ..watchdog.time_budget import short_time
 
@@ -262,7 +263,7 @@ def _memory_rows(f: Forecast) -> list[Row]:
         fits = f"{most:,}" if most is not None else "not known"
         rows += [("largest micro batch", fits, "by its growth with the batch, 5 % left free")]
     available = "" if f.here.memory_bytes is None else f" of {format_memory(f.here.memory_bytes)}"
-    why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)} with their readers" + ("" if m.gpu else f"; {kept}")
+    why = f"{len(f.ranks)} process{'es' * (len(f.ranks) > 1)} and their data workers" + ("" if m.gpu else f"; {kept}")
     rows += [("memory", f"{format_memory(host_bytes(f))} ± {MEMORY_ERROR:.0%}{available}", why)]
     rows += [row] if (row := _static_row(f)) else []
     each = max(m.checkpoint_bytes for m in f.ranks)
@@ -357,12 +358,8 @@ def as_html(f: Forecast) -> str:
     notes = "".join(f"<p>note: {escape(text)}</p>" for text in f.notes)
     verdict = "✓ fits" if not faults else "✗ will not fit"
     head = f"<p><b>{escape(f.task)}</b> with {escape(f.profile)}: {verdict}</p><table>{rows}</table>{faults}{notes}"
-    heads, *others = [[escape(word) for word in row] for row in where_rows(f)]
-    cells = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{word}</td>" for word in row) + "</tr>" for row in others
-    )
-    top = "".join(f"<th style='text-align:left'>{word}</th>" for word in heads)
-    return f"{head}<table><tr>{top}</tr>{cells}</table><p>{_RANGES}</p>"
+    heads, *others = where_rows(f)
+    return f"{head}{html_table(others, heads)}<p>{_RANGES}</p>"
 
 # %% ../../nbs/40_forecast/05_run_forecast.ipynb #28f22f0a
 def as_dict(f: Forecast) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .plots import RATE, SPEED, TRAIN, VALID
 from .run_state import Curve, RunState, drawn_points, number, plain_number, smoothed
-from .svg import Line, Panel, draw_panel, escaped, is_empty, themed
+from .svg import Line, Panel, draw_panel, escaped, is_empty, short, themed
 
 # %% ../../nbs/65_view/05_panels.ipynb #77f1600b
 DASH, GHOST = "5 3", "1.5 3"  # dashes of the validation, and of an earlier run
@@ -95,7 +95,8 @@ def _metric_panel(s: RunState, metric: str, earlier: RunState | None) -> Panel:
 
 def _log_panel(curve: Curve, title: str, color: str, form: str) -> Panel:
     """Return the panel of the learning rate, or of the speed."""
-    value = number(curve.last, form) if curve.count else ""
+    last = curve.last or 0.0
+    value = "" if not curve.count else number(curve.last, form) if last < 1e4 else short(last)
     return Panel(
         title, [_line(curve, color)], value, gaps=curve.gaps, log=False, from_zero=True, empty_text=_why_empty(curve)
     )

@@ -104,7 +104,8 @@ def _draw_axes(ax: Any, p: Panel) -> None:
         _draw_line(ax, line)
     for x, y, color in p.rings:
         edge = INK if color == "currentColor" else color
-        ax.plot(x, y, "o", markersize=9, markerfacecolor="none", markeredgecolor=edge, markeredgewidth=1.3)
+        look: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": edge, "clip_on": False}
+        ax.plot(x, y, "o", markersize=9, markeredgewidth=1.3, **look)
     for first, last in p.gaps:
         ax.axvspan(first, last, color=VALID, alpha=0.2, linewidth=0)
     for x in [x for x, kind in p.marks if kind != "checkpoint"]:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
+from ...system.tables import html_table
+
 # %% ../../../nbs/35_task/09_checks/03_check_results.ipynb #f8c0533b
 PART_NAMES = (
     "data",
@@ -76,13 +78,7 @@ class ContractReport:
         return str(self)  # multi-line in a console
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{_mark(r)}</td><td style='text-align:left'>{escape(r.part)}</td><td>{r.seconds:.2f} s</td>"
-            f"<td style='text-align:left'>{escape(r.sentence or r.detail)}</td></tr>"
-            for r in self.results
-        )
-        head = (
-            "<tr><th></th><th style='text-align:left'>part</th><th>took</th><th style='text-align:left'>found</th></tr>"
-        )
+        rows = [(_mark(r), r.part, f"{r.seconds:.2f}\u00a0s", r.sentence or r.detail) for r in self.results]
+        table = html_table(rows, ("", "part", "took", "found"))
         notes = "".join(f"<p>note: {escape(text)}</p>" for text in self.notes)
-        return f"<p><b>{escape(self.task)}</b></p><table>{head}{rows}</table>{notes}"
+        return f"<p><b>{escape(self.task)}</b></p>{table}{notes}"

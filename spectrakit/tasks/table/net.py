@@ -43,8 +43,9 @@ class Recipe:
 def recipe_from(text: str) -> Recipe:
     """Return the recipe written by `Recipe.text`."""
     values = json.loads(text)
-    targets = (np.array(values[name], float) for name in ("centre", "spread"))
-    return Recipe(Question(**values["question"]), Columns(**values["columns"]), *targets, values.get("log", False))
+    centre, spread = (np.array(values[name], float) for name in ("centre", "spread"))
+    question, columns = Question(**values["question"]), Columns(**values["columns"])
+    return Recipe(question, columns, centre, spread, values.get("log", False))
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #7013bb95
 def as_bytes(text: str) -> torch.Tensor:

@@ -50,6 +50,7 @@ from spectrakit.tuning.search.study import (
     Study,
     TrialRow,
     ranked,
+    results_html,
     rows_of,
     runs_in,
     shown_value,
@@ -59,7 +60,7 @@ from spectrakit.tuning.search.study import (
     with_batch_of,
 )
 from .study_file import JOURNAL, at_work, check_journal, handing_out, open_journal, sampler_of
-from .study_page import curves_svg, write_page
+from .study_page import curves_html, write_page
 from ..trial import DIVISION, SETTINGS, ManyFolders, explaining_move, open_folder, resumable_run
 from ...view.cell.many_runs import ManyView, Piece
 from ...watchdog.time_budget import short_time
@@ -218,8 +219,8 @@ class StudyView(ManyView):
         study = study_of(s.path, s.journal)
         pieces = [Piece(f"trial {t.number}", t.status.replace("waiting", ""), t.value, t.seconds) for t in study.trials]
         active = next((config_of_fold(s, a).run.dir for a in s.active.values()), None)
-        table = study._repr_html_() if study.best else ""
-        self.draw(summary_line(study), pieces, Path(active) if active else None, table + curves_svg(study))
+        table = results_html(study) if study.best else ""
+        self.draw(summary_line(study), pieces, Path(active) if active else None, table + curves_html(study))
 
 
 _OVER = ("completed", "pruned", "failed")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FACTS', 'TrialRow', 'rows_of', 'importances', 'ranked', 'runs_in', 'with_batch_of', 'Study', 'shown_value',
-           'table_of', 'summary_line', 'as_text', 'as_html', 'study_facts', 'study_of', 'open_study']
+           'table_of', 'summary_line', 'as_text', 'results_html', 'as_html', 'study_facts', 'study_of', 'open_study']
 
 # %% ../../../nbs/80_tuning/06_search/02_study.ipynb #bb23383c
 import math
@@ -241,11 +241,16 @@ def as_text(study: Study) -> str:
     return "\n".join(filter(None, [summary_line(study), matrix_text(table_of(study)), _importance_line(study)]))
 
 
-def as_html(study: Study) -> str:
-    """Return the study as an HTML table."""
+def results_html(study: Study) -> str:
+    """Return the trials as an HTML table, and the importance of the settings."""
     heads, *lines = table_of(study)
     importance = f"<p>{escape(line)}</p>" if (line := _importance_line(study)) else ""
-    return f"<p><b>{escape(summary_line(study))}</b></p>{html_table(lines, heads)}{importance}"
+    return html_table(lines, heads) + importance
+
+
+def as_html(study: Study) -> str:
+    """Return the study as HTML."""
+    return f"<p><b>{escape(summary_line(study))}</b></p>{results_html(study)}"
 
 # %% ../../../nbs/80_tuning/06_search/02_study.ipynb #d3840dde
 def study_facts(path: Path) -> dict[str, Any]:

@@ -168,11 +168,11 @@ def _headline(tiles: Sequence[Tile]) -> str:
 
 def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
     """Return `texts` below each other, in the constant height of so many letters, as spaces, at this width."""
-    place = "grid-area:1/1;min-width:0;overflow-wrap:anywhere"
-    shown = "".join(f"<div>{text}</div>" for text in texts if text)
+    place = "grid-area:1/1;min-width:0"
+    shown = "".join(f"<div>{text}</div>" for text in texts)
     kept = "".join(f"<div>{_WORD * (length // 4)}</div>" for length in lengths)
-    keep = f'<div aria-hidden="true" style="visibility:hidden;{place}">{kept}</div>'
-    return f'<div style="display:grid"><div style="{place}">{shown}</div>{keep}</div>'
+    keep = f'<div hidden="" style="display:block;visibility:hidden;{place}">{kept}</div>'
+    return f'<div style="display:grid"><div style="{place};overflow-wrap:anywhere">{shown}</div>{keep}</div>'
 
 
 def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
@@ -384,7 +384,7 @@ def _compact_rules(s: RunState) -> str:
     hidden = (
         f"{own}-h>:first-child>:last-child",  # time and checkpoint
         f"{own}-h .t:nth-child(n+3),{own}-h .t>div>:last-child",
-        f"{own}-h>table+div>[aria-hidden],{own}-h>table+div>:first-child>:nth-child(2)",
+        f"{own}-h>table+div>[hidden],{own}-h>table+div>:first-child>:nth-child(2)",
         f"{own} .g>:nth-child(n+2),{own} .g>:first-child>:nth-child(n+2),{own} .g+div>:nth-child(2)",
         f"{own}>:last-child,{own}-boxes .m,{own}-boxes .wide",
     )
