@@ -776,13 +776,14 @@ def drop_averages(folder: Path) -> None:
         (path / AVERAGED).unlink()
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #97334f1a
-def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
-    """Return the bytes of a checkpoint with this content; raise CheckpointError with the name of a value that cannot be
-    saved.
+def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> tuple[int, dict[str, Any]]:
+    """Return the bytes of a checkpoint with this content, and its states as loaded back, by file name.
 
-    `write_up_to` is the size in bytes up to which it is really written and loaded back (default: 64 MiB).
+    `write_up_to` is the size in bytes up to which it is really written and loaded back (default: 64 MiB); no states
+    are returned above it. Raises CheckpointError with the name of a value that cannot be saved.
     """
     file, more_bytes, small = io.BytesIO(), 0, content.tensor_bytes() <= write_up_to
+    loaded: dict[str, Any] = {}
     for tensors in content.weights().values():
         try:
             if small:
@@ -795,8 +796,9 @@ def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> int:
     for name, tree in content.states().items():
         if place := find_unsaveable(tree, name.removesuffix(".pt")):
             raise CheckpointError(place)
-        more_bytes += read_back(tree)[1] if small else tensor_bytes(tree)
-    return file.tell() + more_bytes
+        loaded[name], size = read_back(tree) if small else (None, tensor_bytes(tree))
+        more_bytes += size
+    return file.tell() + more_bytes, loaded if small else {}
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc0c
 def random_state() -> dict:

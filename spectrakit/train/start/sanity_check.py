@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checkpoint.frozen_weights import still_frozen, without
-from ...checkpoint.host_copy import free_memory
+from ...checkpoint.host_copy import HostBuffers, free_memory
 from spectrakit.checkpoint.store import (
     CheckpointContent,
     CheckpointError,
@@ -1105,16 +1105,24 @@ def _second_model_fits(check: SanityCheck) -> bool:
     return not check.sharded and tensor_bytes(list(tensors)) <= _MAX_SECOND_MODEL_BYTES
 
 
-def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointContent) -> str:
+def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointContent, loaded: dict[str, Any]) -> str:
     """Check the run as in its next process: new task and model, loaded weights, a prediction and a step.
 
-    `content` was saved after a step of `learner`. Returns a description. RequestError if loading, predicting or
-    resuming fails.
+    Args:
+        check: Task with its model and batches.
+        learner: Model and optimizer after a step.
+        content: What was saved of them.
+        loaded: States of `content` as loaded back; empty to load them.
+
+    Returns:
+        A description. RequestError if loading, predicting or resuming fails.
     """
     again = check.next_process
     if again is None or not _second_model_fits(check):
         return ""
-    (weights, state, kept), _ = read_back((content.model, content.state, content.task))
+    loaded = loaded or read_back(content.states())[0]
+    (weights, kept), state = HostBuffers().copy((content.model, content.task)), loaded["state.pt"]
+    weights |= loaded.get("extra.pt", {})
     ways = [again.first] if again.first is not None or not again.found else [None, sorted(again.found)]
     for first in ways:
         try:
@@ -1140,8 +1148,8 @@ def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
     return tensor_bytes([held, learner.optimizer.state_dict()])
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #ae0ee094
-def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
-    """Return the size of `content` in words. RequestError: it cannot be saved."""
+def _rehearsed(check: SanityCheck, content: CheckpointContent) -> tuple[str, dict[str, Any]]:
+    """Return the size of `content` in words, and its states as loaded back. RequestError: it cannot be saved."""
     name = check.name
     for key, tensor in (*content.model.items(), *content.task.items()):
         if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
@@ -1158,7 +1166,8 @@ def _rehearsed(check: SanityCheck, content: CheckpointContent) -> str:
                 "lists and mappings of them."
             )
     try:
-        return check_room(check, rehearse(content), content)
+        size, loaded = rehearse(content)
+        return check_room(check, size, content), loaded
     except CheckpointError as error:
         raise TaskError(
             f"{name}.model cannot be saved: {error}. Let get_extra_state return plain values and tensors, convert a "
@@ -1180,16 +1189,18 @@ def try_checkpoint(check: SanityCheck) -> str:
         with _uncompiled(check.model):
             _one_step(check, check.task, check.model, learner)  # after it, schedules have moved
     content, result = checkpoint_of(check, learner), "written by rank 0"
+    loaded: dict[str, Any] = {}
     problem: RequestError | None = None
     try:
         if context.is_main:
-            result = _rehearsed(check, content)
+            result, loaded = _rehearsed(check, content)
     except RequestError as error:
         problem = error
     if problem := context.broadcast(problem) if check.sharded else problem:
         raise problem
     load_back(check, learner, content)
-    return "; ".join(filter(None, (result, try_next_process(check, learner, content) if context.is_main else "")))
+    again = try_next_process(check, learner, content, loaded) if context.is_main else ""
+    return "; ".join(filter(None, (result, again)))
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #a24dd8ab
 PARTS: dict[str, Callable[[SanityCheck], str]] = {
