@@ -6,6 +6,7 @@
 __all__ = ['KINDS', 'ANSWERS', 'FEW', 'choice', 'plain', 'is_number', 'Question', 'metric_of', 'ask']
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #906bd31f
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,8 +112,8 @@ def _class_columns(column: Any, name: str, asked: list[str]) -> list:
         return []
     texts = [str(plain(value)) for value in values]
     prefix = min((asked[0].removesuffix(text) for text in texts if asked[0].endswith(text)), key=len, default="")
-    spellings = (str, f"{name}_{{}}".format, lambda value: str(value).lower().replace(" ", "_"))
-    spellings += (lambda value: f"{prefix}{value}",)
+    spellings: list[Callable[[Any], str]] = [str, f"{name}_{{}}".format]
+    spellings += [lambda value: str(value).lower().replace(" ", "_"), lambda value: f"{prefix}{value}"]
     for spelling in spellings:
         by_name = {spelling(plain(value)): plain(value) for value in values}
         if set(by_name) <= set(asked) and len(by_name) == len(values) >= len(asked) - 1:
