@@ -522,7 +522,7 @@ def find_checkpoint(folder: Path, which: str = "LATEST") -> tuple[Path | None, l
         notes += problems
     return None, notes
 
-# %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc09
+# %% ../../nbs/25_checkpoint/01_store.ipynb #rtrn0003
 def _delete(paths: Iterable[Path]) -> None:
     for path in paths:  # renamed first: a kill during the deletion must leave no partial checkpoint
         with contextlib.suppress(OSError):
@@ -530,7 +530,7 @@ def _delete(paths: Iterable[Path]) -> None:
             os.rename(path, nameless)
             shutil.rmtree(nameless, ignore_errors=True)
 
-
+# %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc09
 def prune(
     folder: Path,
     keep_last: int,

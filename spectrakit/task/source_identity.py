@@ -146,7 +146,7 @@ def _first_name(node: ast.AST | None) -> str | None:
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
 
-# %% ../../nbs/35_task/05_source_identity.ipynb #chgd0003
+# %% ../../nbs/35_task/05_source_identity.ipynb #chgd0007
 def _declared_global(code: ast.AST) -> set[str]:
     return {name for node in ast.walk(code) if isinstance(node, ast.Global) for name in node.names}
 
@@ -178,7 +178,7 @@ def _registries(statement: Any, source: "Source") -> Iterator[str]:
             if "__init_subclass__" in {getattr(item, "name", "") for item in getattr(base, "body", ())}:
                 yield name
 
-
+# %% ../../nbs/35_task/05_source_identity.ipynb #chgd0003
 def _names_changed(statement: ast.stmt, source: "Source") -> Iterator[str]:
     """Yield the names that a statement changes without binding them: by an item, an attribute, a call or a
     decorator.
@@ -337,8 +337,8 @@ def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
             local = {names for names in _dotted(code) if names[0] == name} or {(name,)}
             found += [_add_import(collector, source, node, name, names[1:]) for names in sorted(local)]
             used |= local
-    for node in ast.walk(code):
-        match node:  # import_module("near")
+    for call in ast.walk(code):
+        match call:  # import_module("near")
             case ast.Call(ast.Name(loader) | ast.Attribute(_, loader), [ast.Constant(str(module)), *_]):
                 if loader in ("import_module", "__import__"):
                     _add_module(collector, module, (), _search_path(source))
