@@ -269,7 +269,7 @@ def test_what_cannot_be_learned_from_is_left_out_and_told(tmp_path):
         (
             {"train": tables()["train"].assign(y=[f"n{i}" for i in range(60)])},
             (),
-            "60 different values in 60 rows, too many for classes",
+            "60 different values in 60 rows, such as 'n0', too many for classes",
         ),
         (
             {"train": tables()["train"].assign(a=["1", "oops", *["2.5"] * 58])},
