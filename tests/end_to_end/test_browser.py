@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_for
-from lab import NOTEBOOK, Page, Server, write_notebook
+from lab import NOTEBOOK, PICTURES, Page, Server, write_notebook
 from notebook_kernels import BEGIN
 from spectrakit.api.run import open_run
 from spectrakit.checkpoint.store import find_checkpoint, verify
@@ -448,6 +448,135 @@ def test_a_screen_reader_hears_what_is_new_and_finds_a_name_for_everything(light
     light.output(1).get_by_role("button", name="open: All other settings").wait_for()
 
 
+# cells of a notebook, by the picture that they show
+DISPLAYS = {
+    "run": "run = fit(Tiny(), config('shown', *words, 'trainer.log_every_n_steps=50'))",
+    "early": """
+class Wrong(Tiny):
+    def loss(self, model, batch):
+        found = model(batch[0])
+        return (found @ torch.zeros(3, 5)).mean()
+
+early = fit(Wrong(), config('early', *words, 'launch.mode=auto'))
+early""",
+    "late": "fit(Tiny({20: 'raise late'}, rank=0), config('late', *words, 'launch.mode=auto'));",
+    "worker": """
+class Rows(torch.utils.data.Dataset):
+    names = {}
+    def __init__(self, data): self.data = data
+    def __len__(self): return len(self.data)
+    def __getitem__(self, index): return self.data[self.names[index]]
+
+class Named(Tiny):
+    def datasets(self, cfg): return [Rows(data) for data in super().datasets(cfg)]
+
+fit(Named(), config('worker', *words, 'dataloader.num_workers=1', 'launch.mode=auto'));""",
+    "plot": "other = fit(Tiny(), config('shown', *words, 'seed=1'), show=False)\nrun.plot()",
+    "compare": "sk.compare(run, other)",
+    "runs": "sk.list_runs('displays')",
+    "check": "sk.check(Tiny(), config('check', *words))",
+}
+WORDS = "words = 'run.dir=displays', 'trainer.devices=1', 'trainer.max_epochs=6', 'launch.mode=inline'"
+
+
+@pytest.fixture(scope="module")
+def displays(browser, server):
+    "A page with one cell for each of DISPLAYS, which have been run; before them one that prepares."
+    begin = f"{BEGIN}\nimport spectrakit as sk\n{WORDS}"
+    write_notebook(server.folder / "displays.ipynb", begin, *DISPLAYS.values())
+    with Page(browser, server) as page:
+        page.open("displays.ipynb")
+        page.run_all()
+        page.until_idle(600)
+        yield page
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1440, True),
+        pytest.param(1440, False, marks=pytest.mark.long),
+    ],
+)
+def test_every_display_can_be_read(displays, width, dark):
+    displays.resize(width)
+    displays.dress(dark)
+    for cell, name in enumerate(DISPLAYS, 1):
+        displays.picture(f"display-{name}-{width}", cell)
+        look = displays.look(cell)
+        look["faint"] = [text for text in look["faint"] if not re.fullmatch(r"\[\d+\]:", text[0])]  # the page's own
+        look["clipped"] = [text for text in look["clipped"] if "shown-2" not in text]  # a name may be cut
+        problems = {kind: look[kind] for kind in ("small", "faint", "overlaps", "clipped", "out") if look[kind]}
+        assert problems == {} and look["drawn"] >= 4.5, (name, width, dark, problems, look["drawn"])
+        for image in displays.output(cell).locator(PNG).all():  # SVG takes the place of its picture
+            assert not image.is_visible() and image.get_attribute("alt")
+    for name in ("plot", "compare"):
+        svg = displays.output([*DISPLAYS].index(name) + 1).locator("svg:visible")
+        boxes = [svg.nth(k).bounding_box() for k in range(svg.count())]
+        assert all(box["x"] + box["width"] <= width for box in boxes), (name, boxes)
+        assert max(box["width"] for box in boxes) >= 150, (name, boxes)
+    assert displays.problems == []
+
+
+def test_each_row_has_the_mean_loss_of_its_own_epoch(displays):
+    "Although there is a log point every three epochs."
+    losses = displays.output(1).locator(TABLE).locator("td:nth-child(3)").all_text_contents()
+    assert len(losses) == 6 and len(set(losses)) == 6, losses
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("early", "return (found @ torch.zeros(3, 5)).mean()"),
+        ("late", "raise ValueError"),
+        ("worker", "self.names[index]"),
+    ],
+)
+def test_a_failure_shows_its_sentence_and_its_line(displays, name, line):
+    cell = displays.output([*DISPLAYS].index(name) + 1)
+    card = cell.get_by_role("group", name="why the run failed")
+    assert card.locator("pre:visible").count() == 1 and line in card.locator("pre:visible").inner_text()
+    assert "→" in card.inner_text() and card.locator("details[open]").count() == 0
+    assert cell.locator("[role=progressbar]").count() == (name == "late")  # else the card stands alone
+    assert "Traceback" not in displays.said([*DISPLAYS].index(name) + 1)
+
+
+def test_a_click_sorts_the_runs(displays):
+    table = displays.output([*DISPLAYS].index("runs") + 1)
+    rows_down = """rows => rows.map(row => [row.getBoundingClientRect().top, row.cells[1].innerText])
+      .sort((a, b) => a[0] - b[0]).map(row => row[1])"""
+
+    def order():
+        return table.locator("tbody tr").evaluate_all(rows_down)
+
+    before = order()
+    table.get_by_label("status").check()
+    assert order() == sorted(before) and "failed" in before
+    table.get_by_label("reversed").check()
+    assert order() == sorted(before, reverse=True)
+
+
+def test_every_display_reads_well_where_styles_are_taken_away(displays, browser):
+    "As GitHub shows a notebook: no style, class, id, SVG, script or box."
+    cells = displays.model()["cells"][1:]
+    page = browser.new_page(viewport={"width": 800, "height": 600})
+    pictures = {}
+    for name, cell in zip(DISPLAYS, cells, strict=True):
+        html = "".join("".join(output.get("data", {}).get("text/html", "")) for output in cell["outputs"])
+        page.set_content(page.evaluate(STRIPPED, html))
+        said = page.inner_text("body")
+        assert "\u2007" not in said and not re.search(r"\n\s*\n\s*\n\s*\n", said), (name, said)
+        assert page.evaluate("() => document.body.scrollWidth") <= 800 or name == "runs", name
+        pictures[name] = page.evaluate(
+            "() => [...document.images].map(i => i.complete && i.naturalWidth > 300 && i.alt)"
+        )
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=PICTURES / f"plain-{name}.png", full_page=True)
+    page.close()
+    drawn = ("run", "late", "plot", "compare")
+    assert all((len(found) == 1 and bool(found[0])) == (name in drawn) for name, found in pictures.items()), pictures
+
+
 # what is looked at
 
 
@@ -495,6 +624,15 @@ def opened_by_keyboard(page, cell) -> None:
     assert field.evaluate("field => field === document.activeElement") and form.evaluate(tops) == before
     look = form.evaluate(FORM_LOOK)
     assert look["smallest"] >= 11 and look["outside"] == [], look
+
+
+# as a sanitizer leaves it
+STRIPPED = """html => {
+  const found = new DOMParser().parseFromString(html, 'text/html')
+  found.querySelectorAll('style, script, svg, input, button').forEach(e => e.remove())
+  found.querySelectorAll('*').forEach(e => ['style', 'class', 'id'].forEach(name => e.removeAttribute(name)))
+  return found.body.innerHTML
+}"""
 
 
 def step_of(cell, what) -> str:
