@@ -22,7 +22,7 @@ from ..runs.run_groups import why_no_run
 from ..system.errors import RequestError, did_you_mean
 from ..system.files import write_atomic
 from ..system.secret_masking import HIDDEN
-from ..system.tables import folded, html_sortable, matrix_text
+from ..system.tables import folded, html_scrolled, html_sortable, matrix_text
 from ..system.units import format_duration
 from ..view.html import cell, is_secret, page, plain, safe, table_html, table_text
 from ..view.picture import Picture
@@ -186,7 +186,7 @@ def _table_section(comparison: Comparison) -> str:
     notes = "".join(f'<div style="opacity:.75">{safe(note, 600)}</div>' for note in comparison.notes)
     rows = comparison.rows()
     if len(comparison.table) <= _MOST_COLUMNS:
-        return table_html(rows, caption="runs compared") + notes
+        return html_scrolled(table_html(rows, caption="runs compared"), "runs compared", "overflow:auto") + notes
     head, *lines = [[cell(value) for value in row] for row in rows]
     return html_sortable(lines, head) + notes
 
