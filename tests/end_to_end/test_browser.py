@@ -495,7 +495,9 @@ def displays(browser, server):
     ("width", "dark"),
     [
         (1440, True),
+        (380, True),
         pytest.param(1440, False, marks=pytest.mark.long),
+        pytest.param(380, False, marks=pytest.mark.long),
     ],
 )
 def test_every_display_can_be_read(displays, width, dark):
