@@ -58,8 +58,9 @@ def _acts_in(key: str) -> tuple[str, ...]:
     for wanted in (whole, [f".{name}"]):
         modules = sorted({module for each in wanted for module in _readers().get(each, ())})
         first = [module for module in modules if not _SECOND.match(module)]
-        if first:
-            return tuple(module.replace("/", ".") for module in first[:4])
+        if first or (modules and sum(other.rpartition(".")[2] == name for other in settings()) > 1):
+            modules = first or modules
+            break
     return tuple(module.replace("/", ".") for module in modules[:4])
 
 # %% ../../nbs/05_config/09_setting_help.ipynb #5b1f3a06
