@@ -67,6 +67,22 @@ def dark(browser, server):
         yield page
 
 
+def test_a_stop_names_the_queued_run_and_a_second_one_cancels_it(light, server):
+    second = TRAIN.format(name="behind")
+    write_notebook(server.folder / "queued.ipynb", BEGIN, TRAIN.format(name="ahead"), second, "'cell of the end'")
+    light.open("queued.ipynb")
+    light.run_all()
+    frames(light, 1, 1)
+    light.press_stop()
+    light.says(1, "begins after 5 s, in which ■ cancels it")
+    wait_for(lambda: "This run was queued while ■ stopped" in light.said(2), "the countdown")
+    light.picture("queued", 1)
+    light.press_stop()
+    light.until_idle()
+    assert the_run(server, "ahead").status == "interrupted"
+    assert not list((server.folder / "runs").glob("behind-*"))
+
+
 @pytest.mark.long  # test_the_buttons_save_a_checkpoint_and_stop_the_run
 def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(light, browser, server):
     write_notebook(

@@ -178,7 +178,8 @@ def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
 def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
     """Return the advice of a tile with a warning; at the end the reason of the end."""
     if s.status and s.status != "failed":  # a failure has its own card
-        return escaped(f"{phase(s)}: {s.reason}", 110)
+        queued = s.stopping.partition("; ")[2]  # cells that begin now
+        return escaped(f"{phase(s)}: {s.reason}" + f"; {queued}" * bool(queued), 160)
     if s.stopping and not s.status:
         return f"<b>{escaped(s.stopping, 160)}</b>"
     asking = [tile for tile in tiles if tile.reason]
