@@ -8351,6 +8351,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'spectrakit/tasks/table/files.py'),
                                               'spectrakit.tasks.table.files._flat': ( '86_tasks/05_table/files.html#_flat',
                                                                                       'spectrakit/tasks/table/files.py'),
+                                              'spectrakit.tasks.table.files._whole': ( '86_tasks/05_table/files.html#_whole',
+                                                                                       'spectrakit/tasks/table/files.py'),
                                               'spectrakit.tasks.table.files.few': ( '86_tasks/05_table/files.html#few',
                                                                                     'spectrakit/tasks/table/files.py'),
                                               'spectrakit.tasks.table.files.find_folder': ( '86_tasks/05_table/files.html#find_folder',

@@ -64,25 +64,6 @@ class TestRows:
     order: np.ndarray
     notes: list[str]
 
-# %% ../../../nbs/86_tasks/05_table/05_data.ipynb #fd017b47
-def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """Return the tables `names` of a folder, and their file names. Raise RequestError if one is missing or
-    unreadable.
-    """
-    folder = find_folder(data)
-    files = {name: sample_file(folder) if name == "sample submission" else table_file(folder, name) for name in names}
-    if missing := [name for name, path in files.items() if path is None]:
-        present = sorted(path.name for path in folder.iterdir())
-        raise RequestError(
-            f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {few(present) or 'no files'}. "
-            "Name another folder: task.data=FOLDER."
-        )
-    paths = {name: path for name, path in files.items() if path is not None}
-    tables = {name: read_table(path) for name, path in paths.items()}
-    _keep_spelling(tables, paths)
-    _name_ids(tables)
-    return list(tables.values()), [path.name for path in paths.values()]
-
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #t4400008
 def _name_ids(tables: dict[str, Any]) -> None:
     """Rename the column with the ids of the sample submission as it names them, in the tables that lack its name."""
@@ -113,6 +94,25 @@ def _keep_spelling(tables: dict[str, Any], paths: dict[str, Path]) -> None:
     asked = [name for name in columns if name in train.columns and name not in ids]
     for name in asked or [name for name in train.columns if name not in test.columns]:
         keep_classes(train, sample, (paths["train"], paths["sample submission"]), name)
+
+# %% ../../../nbs/86_tasks/05_table/05_data.ipynb #fd017b47
+def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
+    """Return the tables `names` of a folder, and their file names. Raise RequestError if one is missing or
+    unreadable.
+    """
+    folder = find_folder(data)
+    files = {name: sample_file(folder) if name == "sample submission" else table_file(folder, name) for name in names}
+    if missing := [name for name, path in files.items() if path is None]:
+        present = sorted(path.name for path in folder.iterdir())
+        raise RequestError(
+            f"{folder.name} has no table {missing[0]!r} as CSV or Parquet. It holds {few(present) or 'no files'}. "
+            "Name another folder: task.data=FOLDER."
+        )
+    paths = {name: path for name, path in files.items() if path is not None}
+    tables = {name: read_table(path) for name, path in paths.items()}
+    _keep_spelling(tables, paths)
+    _name_ids(tables)
+    return list(tables.values()), [path.name for path in paths.values()]
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #721d5149
 def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:

@@ -80,6 +80,21 @@ def _flat(table: Any) -> Any:
         table[name] = table[name].map(str, na_action="ignore")
     return table
 
+# %% ../../../nbs/86_tasks/05_table/00_files.ipynb #t4420001
+def _whole(path: Path, table: Any) -> Any:
+    """Return the `table` of a file. Raise RequestError without rows, and for names that cannot be those of columns."""
+    if len(table) == 0:
+        raise RequestError(f"{path.name} has no rows. Check how it was written.")
+    table.columns = [str(name) for name in table.columns]
+    if len(table.columns) == 1 and (mark := re.search(r"[;\t|]", table.columns[0])):
+        raise RequestError(
+            f"{path.name} has one column, {table.columns[0]!r}: its values are separated by {mark[0]!r}. "
+            "Write it with commas."
+        )
+    if doubled := table.columns[table.columns.duplicated()].tolist():
+        raise RequestError(f"{path.name} has the column {doubled[0]!r} twice. Rename one of them.")
+    return table
+
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #fe7d2c0e
 def read_table(path: Path) -> Any:
     """Return a CSV or Parquet file as a pandas table with a plain index. Raise RequestError if it is invalid or
@@ -112,17 +127,7 @@ def read_table(path: Path) -> Any:
     except (ValueError, OSError) as error:  # errors of the parser and of Arrow are ValueErrors
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"{path.name} cannot be read as a table: {reason}. Check how it was written.") from None
-    if len(table) == 0:
-        raise RequestError(f"{path.name} has no rows. Check how it was written.")
-    table.columns = [str(name) for name in table.columns]
-    if len(table.columns) == 1 and (mark := re.search(r"[;\t|]", table.columns[0])):
-        raise RequestError(
-            f"{path.name} has one column, {table.columns[0]!r}: its values are separated by {mark[0]!r}. "
-            "Write it with commas."
-        )
-    if doubled := table.columns[table.columns.duplicated()].tolist():
-        raise RequestError(f"{path.name} has the column {doubled[0]!r} twice. Rename one of them.")
-    return _flat(table)
+    return _flat(_whole(path, table))
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #f1a20002
 def _as_spelled(path: Path, name: str, table: Any, rows: int | None = None) -> Any:

@@ -30,7 +30,7 @@ from .files import few, find_folder, sample_file
 from .net import NETS, Net, NetShape, Recipe, recipe_in
 from .question import FEW, Question, choice, metric_of
 
-# %% ../../../nbs/86_tasks/05_table/06_table.ipynb #887df3b0
+# %% ../../../nbs/86_tasks/05_table/06_table.ipynb #t4420002
 _LEARNED = {"labels": "yes or no", "numbers": "as a number"}
 SUITABLE = {
     "label": "accuracy",
@@ -51,7 +51,7 @@ _ANSWER |= {
     "top5": "the five likeliest labels",
 }
 
-
+# %% ../../../nbs/86_tasks/05_table/06_table.ipynb #887df3b0
 def _column_lines(training: Training, ids: list[str]) -> list[str]:
     """Return a table of the columns: type, missing values, different values, treatment."""
     rows = [("column", "type", "missing", "different", "inputs")]
