@@ -515,7 +515,8 @@ def _add_class_object(collector: Collector, kind: type) -> None:
             _add_class(collector, Source("", found[0][0].tree, None, ChainMap(*scopes)), found[0][1])
         elif base.__module__ == "__main__" and (cell := _cell_of(base.__name__, vars(sys.modules["__main__"]))):
             _add_binding(collector, cell, base.__name__, ())
-        _add_callables(collector, Source("", ast.Module([], []), None, {}), [*vars(base).values()])
+        tables = [v for key, v in vars(base).items() if isinstance(v, (dict, list, tuple)) and key[:2] != "__"]
+        _add_callables(collector, Source("", ast.Module([], []), None, {}), tables)
         for name, function in (member for member, place in zip(members, places, strict=True) if place is None):
             nowhere = Source("", ast.Module([], []), None, {})
             if not name.startswith("__"):  # dataclass creates these
