@@ -184,7 +184,7 @@ class TaskModules:
         self.idle: set[str] = like.idle if like else set()  # names without a gradient in the check
         self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the run's optimizer updates
         self.added, self.left = list[str](), list[tuple[str, Any]]()  # names it got; (name, parameter) it did not take
-        self.seen: dict[str, tuple[int, int]] = {}  # name → id and version of a tensor at `record_tensors`
+        self.seen: dict[str, Any] = {}  # name → mark of a tensor at `record_tensors`
         self.first: dict[str, Any] = {}  # name → small array, as a tensor, at `record_tensors`
 
     def look(self) -> None:
@@ -316,10 +316,27 @@ def _same(one: Any, other: Any) -> bool:
     return one == other
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #1731ed92
+class _Mark:
+    """Mark of a tensor, equal to a later one of the same object without a change in place.
+
+    The memory of a tensor that is gone may be another's by now: `id` would not tell them apart.
+    """
+
+    def __init__(self, tensor: Any):
+        self.tensor, self.version = weakref.ref(tensor), tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Mark) or (tensor := self.tensor()) is None:
+            return False
+        return tensor is other.tensor() and self.version == other.version
+
+    __hash__ = None  # type: ignore[assignment]  # a tensor changes
+
+
 def record_tensors(held: TaskModules) -> None:
     """Record the current tensors and values; later changes and replacements are saved."""
     held.look()
-    held.seen = {name: (id(tensor), tensor._version) for name, tensor in held.named().items()}
+    held.seen = {name: _Mark(tensor) for name, tensor in held.named().items()}
     held.first = values_of(held)
 
 
@@ -330,7 +347,7 @@ def state_of_held(held: TaskModules) -> dict[str, Any]:
     steps = {id(q) for each in held.optimizers.values() for group in each.param_groups for q in group["params"]}
     there = held.seen.keys() | held.first.keys()
     named = {n: t for n, t in named.items() if n in there or "." not in n}  # not those collected in lists
-    moved = {n for n, t in named.items() if n in trained or id(t) in steps or held.seen.get(n) != (id(t), t._version)}
+    moved = {n for n, t in named.items() if n in trained or id(t) in steps or held.seen.get(n) != _Mark(t)}
     modules = {name.partition(":")[0] for name in moved if ":" in name}
     return {n: t.detach() for n, t in named.items() if n in moved or (":" in n and n.partition(":")[0] in modules)}
 
@@ -487,8 +504,7 @@ _INITIAL: "weakref.WeakKeyDictionary[Any, _Initial]" = weakref.WeakKeyDictionary
 
 
 def _versions(held: TaskModules) -> dict[str, Any]:
-    versions = {name: (id(tensor), tensor._version) for name, tensor in _parameters_and_buffers(held).items()}
-    return versions | values_of(held)
+    return {n: _Mark(tensor) for n, tensor in _parameters_and_buffers(held).items()} | values_of(held)
 
 
 def _parameters_and_buffers(held: TaskModules) -> dict[str, Any]:
