@@ -251,11 +251,12 @@ class Overrides:
 # %% ../../nbs/05_config/02_aliases.ipynb #6f25df25
 _SUGGESTED = _by_word("""
 training.gradient_accumulation_steps: grad_accumulation accumulation_steps
-run.dir: run_dir log_dir trainer.default_root_dir
+run.dir: run_dir log_dir base_dir run.base trainer.default_root_dir
 distributed.mixed_precision: amp use_amp fp16 bf16
 resume.source: checkpoint resume
 watchdog.limit: time_budget time_limit max_time trainer.max_time
 distributed.enabled: use_ddp
+distributed.world_size: num_processes n_processes processes nproc nproc_per_node
 trainer.max_epochs: n_epochs num_epochs num_train_epochs
 search.trials: n_trials num_trials
 folds.count: n_splits n_folds k_folds
@@ -299,8 +300,9 @@ def is_known(key: str) -> bool:
 def unknown_key(key: str) -> RequestError:
     """Return the error for an unknown key, with the nearest known one."""
     names = [*settings(), *ALIASES]
-    if key.lower() in _SUGGESTED:
-        return RequestError(f"There is no setting {key!r}. Did you mean {_SUGGESTED[key.lower()]!r}?")
+    word = key.lower()
+    if suggested := _SUGGESTED.get(word) or _SUGGESTED.get(word.rpartition(".")[2]):
+        return RequestError(f"There is no setting {key!r}. Did you mean {suggested!r}?")
     if key in _NO_MEANING:
         return RequestError(f"{key!r} is not a setting here; {_NO_MEANING[key]}.")
     inside = [n for n in names if n.startswith(key + ".")]

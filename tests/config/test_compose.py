@@ -250,6 +250,8 @@ def test_a_number_too_large_for_the_machine_is_refused(key, digits):
         ("accumulation_steps=2", "Did you mean 'training.gradient_accumulation_steps'?"),
         ("save_steps=3", "Did you mean 'checkpoint.every_n_steps'?"),
         ("run_dir=x", "Did you mean 'run.dir'?"),
+        ("launch.processes=2", "Did you mean 'distributed.world_size'?"),
+        ("trainer.ema=0.9", "Did you mean 'training.ema_decay'?"),
         ("trainer.benchmark=true", "write trainer.deterministic=false"),
         ("trainer.enable_progress_bar=false", "write run.console=none"),
         ("distributed.env=NCCL", "it needs names and values of variables, such as distributed.env.NCCL_DEBUG=INFO."),
