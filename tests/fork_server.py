@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -377,6 +378,8 @@ def preload(kind: str) -> None:
     assert not torch.cuda.is_initialized()
     gc.collect()
     gc.freeze()  # no child looks through all this when it ends: it would take each a second
+    for library in weakref.finalize._registry:  # type: ignore[attr-defined]  # nor takes torch's libraries apart
+        library.atexit = False
     from spectrakit.launch import attempt
 
     attempt.subprocess = Processes(from_command)

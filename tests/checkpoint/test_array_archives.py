@@ -1,6 +1,7 @@
 "Arrays and journals of a stranger: what they would unfold to, and ask for, is known before any memory is taken."
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -49,12 +50,16 @@ def archive(file: Path, content: bytes, name: str = "predictions.npy", kind: int
         made.writestr(name, content)
 
 
-def zeros(file: Path, size: int) -> None:
+@functools.cache
+def zeros(size: int) -> bytes:
     "A bomb whose numbers are all right: the array has as many zeros as it says."
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made, made.open("predictions.npy", "w") as part:
+    file = io.BytesIO()
+    packed = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with packed as made, made.open("predictions.npy", "w") as part:
         part.write(head(shape=f"({size // 8},)"))
         for _ in range(size >> 20):
             part.write(bytes(2**20))
+    return file.getvalue()
 
 
 def many(file: Path) -> None:
@@ -109,7 +114,7 @@ def locked(file: Path) -> None:
 
 
 BAD = {
-    "a bomb of a gigabyte": lambda file: zeros(file, 2**30),
+    "a bomb of a gigabyte": lambda file: file.write_bytes(zeros(2**30)),
     "a head of a terabyte": lambda file: archive(file, head(shape="(10**12,)".replace("10**12", str(10**12)))),
     "a head of a terabyte, compressed": lambda file: archive(
         file, head(shape=f"({10**12},)") + bytes(2**20), kind=zipfile.ZIP_DEFLATED
