@@ -20,7 +20,6 @@ from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/05_config/02_aliases.ipynb #b70dab1e
 def _by_word(table: str) -> dict[str, str]:
-    """Return word → setting of the lines `setting: word word`."""
     rows = (line.partition(": ") for line in table.strip().splitlines())
     return {word: setting for setting, _, words in rows for word in words.split()}
 
@@ -97,7 +96,7 @@ def _optimizer_name(key: str, value: Any) -> Any:
 
 
 def _is_installed(package: str) -> bool:
-    """Check whether `package` is installed, not just a folder of its name such as W&B's log folder."""
+    """Check for a package, not just a folder of its name such as W&B's log folder."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # imported without a spec
@@ -106,7 +105,6 @@ def _is_installed(package: str) -> bool:
 
 
 def _tracker_names(value: Any) -> Any:
-    """Return tracker names as a list; accepts Lightning's classes, `all` (installed ones), `none`, true and false."""
     if isinstance(value, str) and value.lower() == "all":
         return [name for name in TRACKERS if name == "csv" or _is_installed(name)]
     whole = {"true": ["csv", "tensorboard"], "none": ["csv"], "null": ["csv"], "false": ["csv"], "": ["csv"]}
@@ -122,7 +120,6 @@ _FP16 = "distributed.fp16"
 
 
 def _canonical_value(key: str, value: Any) -> Any:
-    """Return the canonical value of an alias. RequestError if it is not valid."""
     target = ALIASES.get(key, key)
     if str(value).startswith("${"):
         return value
@@ -158,7 +155,7 @@ def _canonical_value(key: str, value: Any) -> Any:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #23a2fc03
 def canonical_interpolations(value: Any) -> Any:
-    """Replace `${alias}` in a text by `${canonical key}`; return other values unchanged."""
+    """Replace `${alias}` in a text by `${canonical key}`."""
     if not isinstance(value, str) or "${" not in value:
         return value
     return re.sub(r"\$\{([\w.]+)\}", lambda m: "${" + ALIASES.get(m[1], m[1]) + "}", value)
@@ -170,10 +167,7 @@ def _points_at_itself(key: str, value: Any) -> bool:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #7eb63999
 def _implied(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the pair, and settings implied by its value.
-
-    Lightning's ddp_find_unused_parameters_true is a strategy and a flag; a micro batch 'auto' is a search.
-    """
+    """Return the pair, and settings implied by its value."""
     if ALIASES.get(key, key) == "data.micro_batch_size" and value == "auto":
         return [("data.find_micro_batch_size", True)]
     flag = re.fullmatch(r"ddp_find_unused_parameters_(true|false)", str(value).lower())
@@ -183,7 +177,7 @@ def _implied(key: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _without_fp16_false(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """Drop distributed.fp16=false from `typed` if the precision is bf16: it only excludes fp16."""
+    """Drop distributed.fp16=false if the precision is bf16: it only excludes fp16."""
     key = "distributed.mixed_precision"
     others = [value for word, value in typed.items() if ALIASES.get(word, word) == key and word != _FP16]
     if typed.get(_FP16) == "no" and ("bf16" in others or (not others and base.get(key) == "bf16")):
@@ -192,7 +186,7 @@ def _without_fp16_false(typed: dict[str, Any], base: dict[str, Any]) -> dict[str
 
 # %% ../../nbs/05_config/02_aliases.ipynb #892cba10
 def _count_processes(typed: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """Convert `trainer.devices`, or the processes per machine below, to the number of processes on all machines."""
+    """Convert processes per machine to processes on all machines."""
     node_words = [word for word in ("trainer.num_nodes", "distributed.num_nodes") if word in typed]
     if "trainer.devices" not in typed and ("distributed.world_size" in typed or not node_words):
         return typed
@@ -212,10 +206,9 @@ def _is_whole(value: Any) -> bool:
 def resolve_aliases(
     pairs: typing.Iterable[tuple[str, Any]], explicit: bool, base: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return canonical key → value for `pairs` in any spelling; of equal spellings the last counts.
+    """Return canonical key → value of `pairs`; `base`: values of the layers below.
 
-    Two spellings with different values are an error if `explicit` (typed); in a file the alias wins. `base`: canonical
-    values of the layers below. Raise RequestError for a conflict or an invalid value.
+    Different values for one setting are an error if `explicit` (typed); in a file the alias wins.
     """
     pairs = [(k, v) for k, v in pairs if not _points_at_itself(k, v)]
     texts = {key: f"{key}={shown(value)}" for key, value in pairs}
@@ -236,13 +229,7 @@ def resolve_aliases(
 # %% ../../nbs/05_config/02_aliases.ipynb #23a2fc05
 @dataclass(frozen=True)
 class Overrides:
-    """Parsed overrides.
-
-    Args:
-        groups: profiles by group, or by `group@package`; None for no profile.
-        pairs: (key, value) of each setting.
-        notes: remarks on unusual input.
-    """
+    """Profiles by group or `group@package` (None: no profile), (key, value) pairs, notes on unusual input."""
 
     groups: dict[str, str | None]
     pairs: tuple[tuple[str, Any], ...]
@@ -325,7 +312,7 @@ def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #d687a12e
 def meant_setting(name: str) -> str | None:
-    """Return the setting meant by `name`, such as trainer.max_epochs for 'max_epochs'; None if unknown."""
+    """Return the setting meant by `name`, such as trainer.max_epochs for 'max_epochs', or None."""
     if is_known(name):
         return name
     ends = [key for key in settings() if key.rpartition(".")[2] == name]
@@ -333,7 +320,6 @@ def meant_setting(name: str) -> str | None:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #547af0f9
 def _without_a_value(word: str, groups: dict[str, list[str]]) -> RequestError:
-    """Return the error for a word without `=`."""
     if group := next((group for group in sorted(groups, key=lambda g: g != "trainer") if word in groups[group]), None):
         return RequestError(f"{word!r} is a profile. Write it with its group: {group}={word}.")
     if is_known(word):
@@ -349,9 +335,7 @@ def _without_a_value(word: str, groups: dict[str, list[str]]) -> RequestError:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #23a2fc06
 def split_joined(text: str) -> tuple[list[str], str | None]:
-    """Split `group=name@key=value`, which is not Hydra's grammar, into two overrides and a note; else return [`text`],
-    None.
-    """
+    """Split `group=name@key=value`, which is not Hydra's grammar; return overrides and a note."""
     joined = re.fullmatch(r"([\w/]+=\w+)@([\w.]+=.+)", text)
     if not joined:
         return [text], None
@@ -371,8 +355,6 @@ _PLAIN_VALUES = (  # pattern, parser
 
 @dataclass(frozen=True)
 class _Plain:
-    """Simple override, compatible with Hydra's result."""
-
     key_or_group: str
     given: Any
     package: None = None
@@ -382,7 +364,7 @@ class _Plain:
 
 
 def _parse_plain(text: str) -> _Plain | None:
-    """Return an override with a number, a word or a path as value; None if it needs Hydra."""
+    """Return an override with a plain value; None if it needs Hydra."""
     found = _PLAIN.fullmatch(text)
     read = next((read for form, read in _PLAIN_VALUES if form.fullmatch(found[2])), None) if found else None
     return _Plain(found[1], read(found[2])) if found and read else None
@@ -421,7 +403,7 @@ def _deletion(text: str, key: str) -> RequestError:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #ce99b612
 def _meant_group(key: str, value: Any, groups: dict[str, list[str]]) -> str | None:
-    """Return the hint for `trainr=kaggle`: the group that was probably meant; None if there is none."""
+    """Return a hint for `trainr=kaggle`, or None."""
     if "." in key or is_known(key) or isinstance(value, dict):
         return None
     near = [group for group in groups if group.lower() == key.lower()]
@@ -436,7 +418,6 @@ def _meant_group(key: str, value: Any, groups: dict[str, list[str]]) -> str | No
 
 
 def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.Callable[[str, str], str]) -> str | None:
-    """Return `name` if the group has that profile; None for no profile, except in the group trainer."""
     if name in groups[group] or (name is None and group != "trainer"):
         return name
     mend = f"{hint(group, str(name)) or did_you_mean(str(name), groups[group])}"
@@ -444,7 +425,6 @@ def _profile(group: str, name: Any, groups: dict[str, list[str]], hint: typing.C
 
 
 def _values(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the (key, value) pairs of one override; a mapping has several. RequestError for an unknown key."""
     plain = (type(None), bool, int, float, str, list, dict)
     pairs = []
     for leaf, item in flat(value, key):
@@ -455,7 +435,7 @@ def _values(key: str, value: Any) -> list[tuple[str, Any]]:
 
 # %% ../../nbs/05_config/02_aliases.ipynb #24b51c00
 def unknown_in_file(key: str, value: Any, groups: dict[str, list[str]]) -> RequestError:
-    """Return the error for the unknown `key` of a file, with the profile or setting that was probably meant."""
+    """Return the error for a file's unknown key, with the profile or setting probably meant."""
     if key in groups and isinstance(value, str):
         meant = f"Did you mean {key}={value}?" if value in groups[key] else did_you_mean(value, groups[key]).strip()
     else:
@@ -471,10 +451,7 @@ def parse_overrides(
     groups: dict[str, list[str]],
     hint: typing.Callable[[str, str], str] = lambda group, name: "",
 ) -> Overrides:
-    """Sort words in Hydra's grammar into profiles of `groups` and values; raise RequestError for an invalid one.
-
-    `hint(group, name)`: text about a missing profile.
-    """
+    """Sort words in Hydra's grammar into profiles and values; `hint(group, name)`: on a missing profile."""
     chosen, pairs, notes = {}, [], []
     for whole in overrides:
         if "=" not in str(whole) and str(whole)[:1] != "~":

@@ -17,12 +17,12 @@ from ..system.platforms.platform import Platform
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #23a2fc01
 def env_name(platform: Platform) -> str:
-    """Return the profile of the group env/ for this platform: kaggle, colab, wsl2, cloud or local."""
+    """Return this platform's profile of the group env/: kaggle, colab, wsl2, cloud or local."""
     return kind_of(platform.name, platform.flavour).env
 
 
 def resolve_env(config: Config, platform: Platform) -> tuple[Config, dict[str, str]]:
-    """Return `config` with each `auto` replaced that the platform's env/ profile defines, and the reasons by key."""
+    """Return `config` with each `auto` that the env/ profile defines, and the reasons by key."""
     name, reasons = env_name(platform), {}
     for key, value in {
         "run.dir": "runs",
@@ -88,7 +88,7 @@ _NOTABLE = {
 
 
 def notable_settings(config: Config, base: Config) -> str:
-    """Return the main differences of `config` from `base`, in a few words."""
+    """Return the main differences from `base` in a few words."""
     words = []
     for key, text in _NOTABLE.items():
         value = get(config, key)
@@ -240,10 +240,10 @@ def _changed(config: Config, keys: str, by_value: bool) -> list[str]:
 
 
 def ignored_settings(config: Config, world_size: int = 1, facts: dict[str, bool] | None = None) -> list[str]:
-    """Return a sentence for each reason why settings of `config` have no effect with `world_size` processes.
+    """Return a sentence for each reason why settings have no effect.
 
-    `facts`: has_valid, resident, own_optimizer, own_scheduler, own_sampler. If given, only these reasons and typed
-    settings are reported, because a profile serves many tasks.
+    With `facts` (has_valid, resident, own_optimizer, own_scheduler, own_sampler) only for these and typed settings: a
+    profile serves many tasks.
     """
     if facts is None:
         reasons = [(_changed(config, keys, True), why) for keys, applies, why in _RULES if applies(config, world_size)]
@@ -260,7 +260,7 @@ def ignored_settings(config: Config, world_size: int = 1, facts: dict[str, bool]
 
 # %% ../../nbs/05_config/05_auto_settings.ipynb #23a2fc06
 def platform_notes(config: Config, platform: Platform) -> list[str]:
-    """Return a warning for each valid setting that is probably a mistake on this platform."""
+    """Return warnings about settings that are probably mistakes on this platform."""
     workers = config.dataloader.num_workers
     if env_name(platform) != "wsl2" or workers in ("auto", 0):
         return []

@@ -74,7 +74,7 @@ def _in_user_words(error: RequestError, words: dict[str, str]) -> RequestError:
 
 
 def _read_variables(leaves: dict[str, Any], words: dict[str, str]) -> None:
-    """Replace `${oc.env:SPECTRAKIT_…,null}` in `leaves` by the variable's value; an empty variable counts as unset."""
+    """Replace `${oc.env:SPECTRAKIT_…,null}` by the variable's value; an empty one counts as unset."""
     for key, value in leaves.items():
         variable = re.fullmatch(r"\$\{oc\.env:(SPECTRAKIT_\w+),null\}", value) if isinstance(value, str) else None
         if variable:
@@ -83,7 +83,6 @@ def _read_variables(leaves: dict[str, Any], words: dict[str, str]) -> None:
 
 
 def _keys(pairs: Iterable[tuple[str, Any]]) -> set[str]:
-    """Return the settings that the (key, value) pairs set, aliases resolved."""
     targets = (ALIASES.get(key, key) for key, _ in pairs)
     return {next((block[:-1] for block in OPEN if key.startswith(block)), key) for key in targets}
 
@@ -93,7 +92,7 @@ def _recorded(config: Config, typed: Iterable[str]) -> Config:
 
 # %% ../../nbs/05_config/04_compose.ipynb #68bb63c0
 def _overlay(beneath: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Merge `values` over `beneath` key by key. A value in an open block such as `extra` may replace a whole branch."""
+    """Merge `values` over `beneath`; in an open block a value may replace a branch."""
     known = settings()
 
     def is_covered(old: str, key: str) -> bool:
@@ -114,7 +113,7 @@ def _writable(node: Any) -> Any:
 
 @functools.cache
 def _pickled_schema() -> bytes:
-    """Return the pickled OmegaConf schema. Unpickling takes a sixth of the time of a deepcopy."""
+    """Return the pickled schema: unpickling takes a sixth of a deepcopy's time."""
     from omegaconf import OmegaConf
 
     return pickle.dumps(_writable(OmegaConf.structured(Config)), pickle.HIGHEST_PROTOCOL)
@@ -135,13 +134,12 @@ def _is_whole(spec: Setting, value: Any) -> bool:
 
 
 def _as_number(spec: Setting | None, value: Any) -> Any:
-    """Return an int as a float if the setting accepts only floats."""
     kinds = set(typing.get_args(spec.type) or [spec.type]) if spec and type(value) is int else set()
     return float(value) if kinds and kinds <= {float, type(None)} else value
 
 
 def _without_a_merge(tree: dict[str, Any]) -> Config | None:
-    """Return the Config of `tree`; None if a value needs OmegaConf. RequestError as from `Config`."""
+    """Return the Config of `tree`; None if a value needs OmegaConf."""
     known = settings()
     classes = {field.name: field.type for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)}
     parts: dict[str, Any] = {}
@@ -157,10 +155,7 @@ def _without_a_merge(tree: dict[str, Any]) -> Config | None:
 
 # %% ../../nbs/05_config/04_compose.ipynb #a7b72558
 def _tree_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Return leaves (canonical key → value) as nested dicts without defaults.
-
-    AttributeError if a block is no mapping.
-    """
+    """Return leaves as nested dicts without defaults."""
     tree: dict[str, Any] = {}
     known = settings()
     for key, value in given.items():
@@ -201,7 +196,6 @@ def _value_error(error: Exception, key: str, value: Any, words: dict[str, str]) 
 
 # %% ../../nbs/05_config/04_compose.ipynb #9d0e0031
 def _check_config(config: Any) -> None:
-    """Raise RequestError if `config` is not a Config."""
     if not isinstance(config, Config):
         raise RequestError(
             f"config must be a Config, not {type(config).__name__}. Make one with compose('trainer=kaggle_safe')."
@@ -209,10 +203,7 @@ def _check_config(config: Any) -> None:
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc01
 def _build(leaves: dict[str, Any], typed: Iterable[tuple[str, Any]], words: dict[str, str] | None = None) -> Config:
-    """Return a checked Config of `leaves` (canonical key → value) with the `typed` (key, value) pairs on top.
-
-    `words`: typed spellings by canonical key, which errors repeat.
-    """
+    """Return the Config of `leaves` with the `typed` pairs on top; errors repeat `words`, typed spellings by key."""
     typed = list(typed)
     leaves = _overlay(leaves, resolve_aliases(typed, explicit=True, base=leaves))
     words = _spellings(typed, words or {})
@@ -251,14 +242,13 @@ def _check_lies_inside(profile: str) -> None:
 
 # %% ../../nbs/05_config/04_compose.ipynb #4ebf0365
 def _profile_file(folder: str, name: str) -> Path:
-    """Return the file of the profile `name`, such as trainer/kaggle (with or without .yaml), in `folder`."""
     _check_lies_inside(name)
     return Path(folder) / f"{name.removesuffix('.yaml')}.yaml"
 
 
 @dataclass(frozen=True)
 class _Read:
-    """File of a profile: its settings, the block of its keys, and its `defaults:` list or None."""
+    """Settings of a profile's file, the block of its keys, and its `defaults:` list or None."""
 
     file: Path
     tree: dict
@@ -267,10 +257,7 @@ class _Read:
 
 
 def _read_profile(file: Path, group: str) -> list[_Read]:
-    """Return the profile `file` and the files of that name in later folders, which it overrides.
-
-    A file with a `defaults:` list ends the chain.
-    """
+    """Return the profile and those of its name that it overrides, up to one with a `defaults:` list."""
     same = [folder / group / file.name for folder in profile_folders()]
     beneath = same[same.index(file) + 1 :] if file in same else same
     read: list[_Read] = []
@@ -347,7 +334,6 @@ def _search_path(file: Path) -> str:
 
 # %% ../../nbs/05_config/04_compose.ipynb #24689c23
 def _missing_profile(error: Any) -> RequestError:
-    """Return the error for a `defaults:` entry without a profile."""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     loaded = _profile_source().loaded
     file = next(
@@ -387,18 +373,13 @@ def _composition_error(error: Exception, words: list[str], file: Path) -> Reques
 # %% ../../nbs/05_config/04_compose.ipynb #9f6885db
 @dataclass(frozen=True)
 class _Layer:
-    """File of a composition with its settings in their blocks."""
-
     file: Path
     tree: dict
     by_profiles: dict[str, str] = dataclasses.field(default_factory=dict)  # settings of a snapshot from profiles
 
 # %% ../../nbs/05_config/04_compose.ipynb #92e1d603
 def _in_order(chain: list[Any], chosen: dict[str, str | None], ours: bool = False) -> list[Any]:
-    """Return entries, bottom first: accumulation policies above profiles, chosen ones on top.
-
-    `ours`: the list is the package's own; a trainer profile then overrides its policy.
-    """
+    """Return entries, bottom first: accumulation policies above profiles, chosen ones on top."""
     trainers = [i for i, entry in enumerate(chain) if entry.config_path.startswith("trainer/")]
     own_is_last = bool(trainers) and chain.index(next(e for e in chain if e.primary)) > trainers[-1]
 
@@ -416,15 +397,10 @@ def _in_order(chain: list[Any], chosen: dict[str, str | None], ours: bool = Fals
 
 # %% ../../nbs/05_config/04_compose.ipynb #45fea245
 def _is_ours(file: Path) -> bool:
-    """Check whether `file` composes only the package's own profiles."""
     return profile_folders() == [package_profiles()] and file.parent == package_profiles()
 
 
 def _defaults_list(words: list[str], with_hydra: bool) -> Any:
-    """Return Hydra's list of the files in the current composition.
-
-    `words`: overrides. `with_hydra`: whether the list may name Hydra's own groups.
-    """
     from hydra._internal.defaults_list import create_defaults_list
     from hydra.core.global_hydra import GlobalHydra
 
@@ -435,7 +411,7 @@ def _defaults_list(words: list[str], with_hydra: bool) -> Any:
 # %% ../../nbs/05_config/04_compose.ipynb #6f39b31d
 @dataclass(frozen=True)
 class _Entry:
-    """Entry of a defaults list, compatible with Hydra's class."""
+    """Entry of a list, compatible with Hydra's."""
 
     config_path: str  # group/name
     package: str
@@ -447,10 +423,6 @@ def _own_settings(tree: dict) -> dict:
 
 
 def _layers_of(chain: list[Any], files: dict[str, list[_Read]], chosen: dict[str, Any], top: Path) -> list[_Layer]:
-    """Return the layers of a list's entries.
-
-    `files`: files of each profile, by group/name; `top`: the composed file.
-    """
     layers = []
     for entry in _in_order(chain, chosen, top.parent == package_profiles()):
         read = files[entry.config_path]
@@ -503,7 +475,7 @@ class _ForHydraError(Exception):
 
 
 def _chosen_entries(defaults: Any, chosen: dict[str, str | None]) -> dict[str, str]:
-    """Return group → name of the composed file's list with the chosen profiles; '' is the file itself."""
+    """Return group → name of the list with the chosen profiles; '' is the file itself."""
     listed: dict[Any, Any] = {}
     for entry in defaults if isinstance(defaults, list) else [None]:
         pairs = [("", entry)] if entry == "_self_" else list(entry.items()) if isinstance(entry, dict) else []
@@ -518,7 +490,7 @@ def _chosen_entries(defaults: Any, chosen: dict[str, str | None]) -> dict[str, s
 
 # %% ../../nbs/05_config/04_compose.ipynb #550abeef
 def _profile_entries(path: str, package: str, folders: list[Path], files: dict[str, list[_Read]]) -> list[_Entry]:
-    """Return the entries of the profile `path`, such as trainer/kaggle, and of its parents; fill `files` with each."""
+    """Return the entries of a profile and its parents; fill `files`."""
     group, _, name = path.rpartition("/")
     file = next((file for folder in folders if (file := folder / f"{path}.yaml").is_file()), None)
     if file is None or not _PLAIN_NAME.fullmatch(name) or len(files) > 100:
@@ -540,7 +512,7 @@ def _profile_entries(path: str, package: str, folders: list[Path], files: dict[s
 def _compose_plainly(
     file: Path, tree: dict, chosen: dict[str, str | None]
 ) -> tuple[list[_Layer], dict[str, str]] | None:
-    """Return the result of `_compose_by_hydra` without Hydra; None if Hydra is needed."""
+    """Return the result of `_compose_by_hydra`; None if Hydra is needed."""
     folders = [*([] if file.parent == package_profiles() else [file.parent]), *profile_folders()]
     files, chain = {"spectrakit": [_Read(file, _own_settings(tree))]}, list[_Entry]()
     try:
@@ -558,10 +530,7 @@ _composed: dict[str, tuple[list[_Layer], dict[str, str]]] = {}
 
 
 def _compose_profiles(file: Path, tree: dict, chosen: dict[str, str | None]) -> tuple[list[_Layer], dict[str, str]]:
-    """Return the layers of `file` with `chosen` profiles, bottom first, and the names of trainer and env profile.
-
-    Hydra takes 50 ms, so results for the package's own profiles are cached.
-    """
+    """Return the layers, bottom first, and the names of the profiles. Hydra takes 50 ms: results are cached."""
     if (plainly := _compose_plainly(file, tree, chosen)) is not None:
         return plainly
     if not _is_ours(file):
@@ -579,7 +548,7 @@ def _spellings_of(layers: list[_Layer]) -> dict[str, str]:
 
 
 def _merged_leaves(layers: Iterable[_Layer]) -> dict[str, Any]:
-    """Merge `layers`, bottom first, into canonical key → value; aliases are resolved in each layer."""
+    """Merge layers, bottom first; aliases are resolved in each."""
     blocks = {key.rpartition(".")[0] for key in settings()}
     leaves: dict[str, Any] = {}
     for layer in layers:
@@ -595,7 +564,7 @@ def _merged_leaves(layers: Iterable[_Layer]) -> dict[str, Any]:
 
 
 def _from_layers(layers: list[_Layer], asked: Overrides, names: dict[str, str]) -> Config:
-    """Return the Config of `layers`, bottom first, with the typed words. RequestError names the file with the error."""
+    """Return the Config of `layers`, bottom first; an error names its file."""
     try:
         config = _build({**_merged_leaves(layers), **names}, asked.pairs, _spellings_of(layers))
     except RequestError as error:
@@ -616,9 +585,7 @@ def _from_layers(layers: list[_Layer], asked: Overrides, names: dict[str, str]) 
 
 # %% ../../nbs/05_config/04_compose.ipynb #dbfdd8fc
 def _train_file() -> Path:
-    """Return the train.yaml with a `defaults:` list in this folder or beside the user's profiles, else the package's
-    own.
-    """
+    """Return the user's train.yaml with a `defaults:` list, else the package's."""
     own = [Path("train.yaml").resolve(), *(folder / "train.yaml" for folder in profile_folders()[:-1])]
     return next((f for f in own if f.is_file() and "defaults" in load_yaml(f)), package_profiles() / "train.yaml")
 
@@ -629,10 +596,7 @@ def _from_profiles(file: Path, asked: Overrides) -> Config:
 
 
 def profile_settings(name: str, group: str, beneath: Config | None = None) -> dict[str, Any]:
-    """Return the settings of a profile and its parents, by key; `beneath`: settings for its `${…}`.
-
-    Raise RequestError if the profile is invalid.
-    """
+    """Return the settings of a profile and its parents; `beneath`: settings for its `${…}`."""
     layers, _ = _compose_profiles(_train_file(), {"defaults": [{group: name}]}, {})
     under = [_Layer(package_profiles(), to_dict(beneath))] if beneath and "${" in str(layers) else []
     config = _from_layers([*under, *layers], Overrides({}, ()), {})
@@ -644,7 +608,6 @@ R = typing.TypeVar("R")
 
 
 def _no_argument(function: Callable, name: str, value: Any) -> RequestError:
-    """Return the error for an unknown argument of `function`; for a setting it shows the right form."""
     called, known = function.__name__, list(inspect.signature(function).parameters)
     sentence = f"{called} has no argument {name!r}."
     if (key := meant_setting(name)) is None:
@@ -659,7 +622,7 @@ def _no_argument(function: Callable, name: str, value: Any) -> RequestError:
 
 
 def takes_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate `function` to explain how to pass a setting that was passed as an argument."""
+    """Decorate `function` to explain how to pass a setting given as an argument."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -709,10 +672,7 @@ def compose(*overrides: str, config: Path | str | None = None) -> Config:
 
 # %% ../../nbs/05_config/04_compose.ipynb #012ef235
 def asked_settings(config: Config | str | None, words: Iterable[str] = ()) -> Config:
-    """Return the settings of a call: `config` or defaults, with `words` on top. A str `config` is a word.
-
-    RequestError if one is not valid.
-    """
+    """Return a call's settings: `config` (a str is a word) or defaults, with `words` on top."""
     if isinstance(config, str):
         return compose(config, *words)
     if config is None:
@@ -723,7 +683,7 @@ def asked_settings(config: Config | str | None, words: Iterable[str] = ()) -> Co
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc08
 def from_dict(tree: dict) -> Config:
-    """Return the Config of nested plain values from `to_dict`; `typed` in it lists the explicitly set settings."""
+    """Return the Config of `to_dict`'s values; `typed` in it lists explicit settings."""
     config = _build(_merged_leaves([_Layer(Path(), {k: v for k, v in tree.items() if k != "typed"})]), ())
     return config if tree.get("typed") is None else _recorded(config, tree["typed"])
 
@@ -734,10 +694,7 @@ def sha256(config: Config) -> str:
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
-    """Return differing settings as key → (value in `a`, value in `b`), None if missing.
-
-    Secrets are masked; a difference between two secrets is not reported.
-    """
+    """Return differing settings as key → (value in `a`, in `b`). Secrets are masked, and two of them not compared."""
     for config in (a, b):
         _check_config(config)
     one, other = ({k: v for k, v in flat(to_dict(c)) if v != {}} for c in (a, b))
@@ -752,7 +709,6 @@ _withheld: dict[tuple[str, str], Any] = {}  # (hash of a snapshot, key) → secr
 
 
 def _withhold(config: Config) -> dict:
-    """Return the canonical form without secrets, which stay in memory."""
     tree = to_dict(config)
     written_tree = masked_value(tree)
     written, digest = dict(flat(written_tree)), sha256(config)
@@ -774,7 +730,7 @@ def _given_back(tree: dict, text: str) -> dict:
 
 # %% ../../nbs/05_config/04_compose.ipynb #db0fbad8
 def _set_by_profiles(config: Config) -> str:
-    """Return a snapshot's line with the settings from profiles, or "": a reader must not take them for a person's."""
+    """Return a line with the settings from profiles: a reader must not take them for a person's."""
     found = {key: get(config, key) for key in non_default_settings(config) if not was_asked_for(config, key)}
     pairs = "; ".join(f"{key}={shown(value)}" for key, value in found.items() if not isinstance(value, (dict, list)))
     return f"{_PROFILES}{pairs}\n" if pairs else ""
@@ -787,7 +743,7 @@ def _by_profiles(text: str) -> dict[str, str]:
 
 # %% ../../nbs/05_config/04_compose.ipynb #405255b7
 def snapshot(config: Config) -> str:
-    """Return the settings as YAML with the command that repeats the run; only this process can restore secrets."""
+    """Return the settings as YAML with the command to repeat the run; secrets stay in this process."""
     import yaml
 
     name = config.task.get("name") or "TASK"
@@ -807,7 +763,7 @@ def _check_whole(text: str, file: Path) -> None:
 
 # %% ../../nbs/05_config/04_compose.ipynb #23a2fc09
 def describe(config: Config, only: set[str] | None = None) -> str:
-    """Return the settings as YAML with their help as comments; `only`: just these keys."""
+    """Return settings as YAML with their help; `only` these keys."""
     import yaml
 
     lines, block = [], ""
@@ -825,7 +781,7 @@ def describe(config: Config, only: set[str] | None = None) -> str:
 
 # %% ../../nbs/05_config/04_compose.ipynb #cdc8ff9a
 def with_profile(config: Config, name: str, group: str) -> Config:
-    """Return `config` with the profile's settings for all that are unchanged; as it is without such a file."""
+    """Return `config` with the profile's settings for unchanged ones; unchanged without such a file."""
     if not any((folder / group / f"{name}.yaml").is_file() for folder in profile_folders()):
         return config
     usual, typed = compose(), config.typed or ()

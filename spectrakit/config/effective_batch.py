@@ -30,8 +30,7 @@ BATCH_SETTINGS = (
 class BatchPlan:
     """Division of an epoch of `samples` into optimizer steps.
 
-    `drop_last`: drop a short last step; `max_batches`: limit for micro batches per epoch and process; `reason`: origin
-    of the sizes.
+    `drop_last`: drop a short last step; `max_batches`: micro batches per epoch and process; `reason`: of the sizes.
     """
 
     samples: int
@@ -49,7 +48,7 @@ class BatchPlan:
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:
-        """Return the number of samples used in an epoch, after `max_batches` and `drop_last`."""
+        """Return the samples used in an epoch."""
         used = self.samples
         if self.max_batches is not None:
             used = min(used, self.max_batches * self.micro_batch_size * self.world_size)
@@ -74,13 +73,13 @@ BATCH_WORDS = {
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #65145ddb
 def batch_facts(plan: BatchPlan, lr: float) -> dict[str, float]:
-    """Return the sizes of `plan` and the effective rate, lr × K × W (linear scaling), by their names in the log."""
+    """Return sizes and effective rate, lr × K × W (linear scaling), by their names in the log."""
     sizes = {log: getattr(plan, log) for log, _ in list(BATCH_WORDS.values())[:4]}
     return {**sizes, "effective_lr": lr * plan.gradient_accumulation_steps * plan.world_size}
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #1cd26d65
 def by_symbol(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `batch_facts` in `facts`, such as a `start` event, by symbol: B, K, W, B_eff, lr_eff."""
+    """Return the `batch_facts` of an event by symbol: B, K, W, B_eff, lr_eff."""
     return {symbol: facts[log] for symbol, (log, _) in BATCH_WORDS.items() if facts.get(log) is not None}
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #841bbeb1
@@ -98,13 +97,13 @@ def _plan_text(plan: BatchPlan) -> str:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #75c8f100
 def rank_share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first position and number of samples of `rank` among `start` to `stop` (exclusive) on `world_size`."""
+    """Return first position and number of samples of `rank` (of `world_size`) among `start` to `stop`."""
     each, more = divmod(stop - start, world_size)
     return start + rank * each + min(rank, more), each + (rank < more)
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #1a3e2d89
 def _missing_processes(config: Config, world_size: int) -> int:
-    """Return the ratio of requested processes to `world_size`, if fewer run than requested, else 1."""
+    """Return requested / running processes if fewer run, else 1."""
     asked = config.distributed.world_size
     fewer = isinstance(asked, int) and asked > world_size and asked % world_size == 0
     return asked // world_size if fewer and config.distributed.enabled is not False else 1
@@ -116,7 +115,6 @@ def _nearest(number: int, unit: int) -> str:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #db0b4d9a
 def _check_product(whole: int, size: int, steps: int, world_size: int) -> None:
-    """Raise RequestError if the given parts do not multiply to `whole`."""
     product, share = size * steps * world_size, whole // world_size
     if product == whole:
         return
@@ -133,10 +131,6 @@ def _check_product(whole: int, size: int, steps: int, world_size: int) -> None:
 
 
 def _quotient(key: str, whole: int, given: tuple[str, int], world_size: int) -> int:
-    """Return the part `key` of the batch from `whole` and the `given` part (key, value).
-
-    RequestError if it does not divide.
-    """
     name, value = given
     if whole % (value * world_size):
         processes = f"{world_size} processes" if world_size > 1 else "one process"
@@ -180,10 +174,7 @@ _SMALL = 2  # samples of the first micro batch of the search
 
 
 def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
-    """Return micro batch size, accumulation steps, and the reason if they were derived.
-
-    RequestError if data.global_batch_size is not divisible, with the nearest possible plans.
-    """
+    """Return micro batch, accumulation steps, and the reason if derived; RequestError if not divisible."""
     size, steps, reason = _given_parts(config, world_size)
     if not config.data.find_micro_batch_size:
         return size, steps, reason
@@ -198,10 +189,7 @@ def batch_parts(config: Config, world_size: int) -> tuple[int, int, str]:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #23a2fc02
 def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan:
-    """Return the plan for `samples` training samples; fewer processes than asked for accumulate more.
-
-    Raise RequestError for contradicting settings or too few samples.
-    """
+    """Return the plan for `samples`; fewer processes than asked for accumulate more."""
     size, steps, reason = batch_parts(config, world_size)
     missing, limit = _missing_processes(config, world_size), config.limits.max_train_batches
     limit = limit and limit * missing
@@ -224,7 +212,7 @@ def plan_batches(config: Config, samples: int, world_size: int = 1) -> BatchPlan
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #5809d7ea
 def smaller_micro_batches(plan: BatchPlan) -> BatchPlan | None:
-    """Return the plan with micro batches of half the size or the next divisor; None if the size is 1."""
+    """Return the plan with micro batches of half the size or the next divisor, or None."""
     size = plan.micro_batch_size
     smaller = next((n for n in range(size // 2, 0, -1) if size % n == 0), None)
     if smaller is None:
@@ -239,7 +227,7 @@ def smaller_micro_batches(plan: BatchPlan) -> BatchPlan | None:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #21d368ba
 def shared_by(config: Config, world_size: int) -> Config | None:
-    """Return `config` for `world_size` processes with the same samples per step; None if they do not divide."""
+    """Return `config` for `world_size` processes with the same samples per step; None if not divisible."""
     asked = config.distributed.world_size if isinstance(config.distributed.world_size, int) else 1
     shared = replace(config, distributed=replace(config.distributed, world_size=world_size))
     steps, size = asked * config.training.gradient_accumulation_steps, config.data.micro_batch_size
@@ -258,7 +246,7 @@ def shared_by(config: Config, world_size: int) -> Config | None:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #02d68ecf
 def total_steps(config: Config, plan: BatchPlan) -> int:
-    """Return the optimizer steps of the whole run: trainer.max_steps, else max_epochs × steps per epoch."""
+    """Return the run's optimizer steps: trainer.max_steps, else max_epochs × steps per epoch."""
     return step_limit(config) or config.trainer.max_epochs * plan.steps_per_epoch
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #4abf3589
@@ -294,10 +282,7 @@ FEW = 200  # optimizer steps of a run below which it says so
 
 
 def few_steps(config: Config, steps: int, steps_per_epoch: int) -> str:
-    """Return a note on a run of few optimizer `steps`, with the setting that makes them more; '' for other runs.
-
-    A run that `limits.max_train_batches` cuts has no note.
-    """
+    """Return a note on a run of few optimizer `steps`, unless `limits.max_train_batches` cuts it."""
     if steps >= FEW or config.limits.max_train_batches:
         return ""
     more = f"trainer.max_epochs={math.ceil(FEW / steps_per_epoch)} makes {FEW} or more, as does a smaller batch"
@@ -307,8 +292,6 @@ def few_steps(config: Config, steps: int, steps_per_epoch: int) -> str:
 
 # %% ../../nbs/05_config/06_effective_batch.ipynb #365c5c09
 def next_fraction(steps: int, fraction: float, steps_per_epoch: int) -> int:
-    """Return the first optimizer step after `steps` that completes another `fraction` of an epoch of
-    `steps_per_epoch`.
-    """
+    """Return the first step after `steps` that completes another `fraction` of an epoch."""
     each = fraction * steps_per_epoch
     return max(steps + 1, math.ceil((math.floor(steps / each + 1e-9) + 1) * each - 1e-9))

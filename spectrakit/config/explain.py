@@ -26,7 +26,6 @@ Row = tuple[str, str, str]  # name, value, reason
 
 
 def _sets(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of the profile `name` of `group`, by key; empty if it is missing here."""
     try:
         return profile_settings(name, group)
     except RequestError:
@@ -104,7 +103,7 @@ def _step_rows(config: Config, plan: BatchPlan) -> list[Row]:
 # %% ../../nbs/05_config/10_explain.ipynb #f03eea90
 @dataclass(frozen=True)
 class Explanation:
-    """Table of batch, learning rate, steps and warm-up of a configuration, for terminals and notebooks."""
+    """Table of batch, learning rate, steps and warm-up."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()

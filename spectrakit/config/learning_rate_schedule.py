@@ -17,7 +17,7 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #23a2fc03
 def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int, total: int) -> int:
-    """Return the warm-up in optimizer steps of a run of `total`; raise RequestError if it is set in several ways."""
+    """Return the warm-up in optimizer steps; RequestError if set in several ways."""
     names = ("warmup_steps", "warmup_epochs", "warmup_ratio")
     ways = [f"scheduler.{name}={getattr(scheduler, name)}" for name in names if getattr(scheduler, name)]
     if len(ways) > 1:
@@ -29,10 +29,7 @@ def warmup_length(scheduler: SchedulerConfig, steps_per_epoch: int, total: int) 
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #cdefc4ee
 def _one_cycle(peak: int, total: int, end: float, step: float) -> float:
-    """Return the factor at `step`: cosine up from 1/25 to `peak`, cosine down to `end`.
-
-    Smith, https://arxiv.org/abs/1803.09820.
-    """
+    """Return the factor of Smith's cycle, https://arxiv.org/abs/1803.09820: from 1/25 up, then down to `end`."""
     if step < peak:
         return 1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * step / peak)) / 2
     return end + (1 - end) * (1 + math.cos(math.pi * min(1.0, (step - peak) / max(1, total - peak)))) / 2
@@ -48,7 +45,7 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #23f574a0
 def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Callable[[float], float]:
-    """Return the factor on the base learning rate as a function of the optimizer step, from 0, for a run of `total`."""
+    """Return the factor on the base rate as a function of the optimizer step, from 0, for a run of `total`."""
     warmup, end, name = warmup_length(scheduler, steps_per_epoch, total), scheduler.final_lr_fraction, scheduler.name
     if name == "one_cycle":
         return partial(_one_cycle, max(1, warmup or round(scheduler.peak_at * total)), total, end)
@@ -63,9 +60,7 @@ def lr_curve(scheduler: SchedulerConfig, total: int, steps_per_epoch: int) -> Ca
 
 # %% ../../nbs/05_config/07_learning_rate_schedule.ipynb #8ceeb418
 def scaled_lr(config: Config, plan: BatchPlan) -> tuple[float, str]:
-    """Return the factor on learning rates for the effective batch of `plan`, and the reason; (1, '') without
-    scaling.
-    """
+    """Return the factor on learning rates for the effective batch, and the reason, or (1, '')."""
     o, batch = config.optimizer, plan.effective_batch_size
     if config.distributed.strategy == "diloco":  # a worker's step has its own share
         batch //= plan.world_size
@@ -83,7 +78,7 @@ def scaled_lr(config: Config, plan: BatchPlan) -> tuple[float, str]:
 
 
 def with_scaled_lr(config: Config, plan: BatchPlan) -> Config:
-    """Return `config` with the learning rates, including groups, scaled to the effective batch of `plan`."""
+    """Return `config` with its rates, including groups, scaled to the effective batch."""
     factor, why = scaled_lr(config, plan)
     if not why:
         return config

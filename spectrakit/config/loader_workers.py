@@ -15,10 +15,7 @@ from .schema import DataloaderConfig
 
 # %% ../../nbs/05_config/11_loader_workers.ipynb #d6e7805d
 def most_workers(settings: DataloaderConfig, ranks: int, on_cpu: bool) -> int:
-    """Return the largest number of workers per rank for `num_workers=auto`; 0 if the cores are unknown.
-
-    `ranks` of this machine share the limit; `on_cpu`: they train on the CPU.
-    """
+    """Return the most workers per rank for `num_workers=auto`, shared by `ranks`; 0: unknown."""
     if settings.num_workers != "auto" or settings.most_workers is None:
         return 0
     return max(0, settings.most_workers - ranks * on_cpu) // ranks
@@ -35,7 +32,7 @@ class ReadingTimes:
     start_s: float = 0.0  # starting a worker
 
     def batch_s(self, workers: int, batches: int) -> float:
-        """Return the mean time per batch with `workers`, in an epoch of `batches` that starts with the workers."""
+        """Return the mean time per batch with `workers` that start with the epoch."""
         if workers == 0:
             return self.fetch_s + self.step_s
         first = workers * self.start_s + self.fetch_s + self.receive_s + self.step_s  # not read ahead
@@ -46,10 +43,8 @@ class ReadingTimes:
 def reading_times(
     fetches: Sequence[float], waits: Sequence[float], steps: Sequence[float], start_s: float
 ) -> ReadingTimes:
-    """Return times in seconds from first batches: `fetches` (reading), `waits` with one worker that reads ahead,
-    `steps`.
-
-    `start_s`: start of a worker.
+    """Return times in seconds: `fetches` (reading), `waits` with one worker that reads ahead, `steps`, `start_s` of a
+    worker.
     """
     fetch_s, step_s = median(fetches), median(steps)
     reading_s = max(0.0, fetch_s - step_s)  # part of a wait: the worker still reads
@@ -75,9 +70,8 @@ def _ms(seconds: float) -> str:
 
 
 def choose_workers(times: ReadingTimes, most: int, batches: int, ahead: int = 2) -> Reading:
-    """Return the number of workers, at most `most`, and of batches that each reads ahead, at least `ahead`.
-
-    `times`: measured; `batches`: per epoch.
+    """Return the number of workers, at most `most`, and of batches that each reads `ahead`, by `times` and `batches`
+    per epoch.
     """
     each = [times.batch_s(workers, batches) for workers in range(most + 1)]
     least = min(each)

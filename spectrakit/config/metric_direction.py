@@ -60,7 +60,7 @@ def _known(word: str) -> bool:
 
 
 def metric_words(name: str) -> list[str]:
-    """Return the words of a metric's name in lower case: ['val', 'mae'] for valMAE, ['ap'] for ap50."""
+    """Return a name's words in lower case: ['val', 'mae'] for valMAE, ['ap'] for ap50."""
     pieces = []
     for part in re.findall(r"[^\W_]+", name):
         whole = [part] if _known(part.lower()) or _known(part.lower().rstrip("0123456789")) else None
@@ -78,7 +78,7 @@ class Direction:
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #ded57444
 def _by_words(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Return (word or phrase, 'error', 'min', 'max' or 'score') for known `words`, longest phrases first."""
+    """Yield known words, longest phrases first, with 'error', 'min', 'max' or 'score'."""
     place = 0
     while place < len(words):
         phrase = next((p for n in (3, 2) if (p := tuple(words[place : place + n])) in _PHRASES), None)
@@ -93,7 +93,7 @@ def _by_words(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _by_name(name: str) -> tuple[str, str] | None:
-    """Return (direction, deciding word) of a metric's name; None if it is unknown or contradictory."""
+    """Return (direction, deciding word); None if unknown or contradictory."""
     words = [word for word in metric_words(name) if word not in ("val", "valid", "validation", "test", "train")]
     turned = len(words) > 1 and words[0] in ("neg", "negative") and tuple(words[:3]) not in _PHRASES
     directions = list(_by_words(words[1:] if turned else words))
@@ -112,7 +112,7 @@ def _by_name(name: str) -> tuple[str, str] | None:
 
 # %% ../../nbs/05_config/08_metric_direction.ipynb #ceeed844
 def check_metric_modes(task: str, modes: Any) -> None:
-    """Raise RequestError if `modes`, a task's `metric_modes`, is not {metric: 'min' or 'max'}. `task`: its name."""
+    """Raise RequestError if a task's `metric_modes` is not {metric: 'min' or 'max'}."""
     if isinstance(modes, Mapping) and all(isinstance(n, str) and mode in ("min", "max") for n, mode in modes.items()):
         return
     raise RequestError(
@@ -122,10 +122,7 @@ def check_metric_modes(task: str, modes: Any) -> None:
 
 
 def metric_direction(name: str, mode: str = "auto", metric_modes: Mapping[str, str] | None = None) -> Direction:
-    """Return the direction of the metric `name`, such as `val_qwk`; raise RequestError if unknown.
-
-    `mode`: checkpoint.mode; `metric_modes`: the task's directions by name, with or without `val_`.
-    """
+    """Return a metric's direction; `mode`: checkpoint.mode, `metric_modes`: the task's."""
     short, modes = name.removeprefix("val_"), metric_modes or {}
     if mode != "auto":
         return Direction(mode, _reason(name, mode, f"checkpoint.mode={mode}"))
@@ -173,10 +170,7 @@ def _plain(name: str) -> str:
 
 
 def metric_named(name: str, kind: str | None = None) -> str:
-    """Return the built-in table's metric for a competition's `name`, for checkpoint.monitor; RequestError if none.
-
-    `kind`: classes, labels or numbers.
-    """
+    """Return the table's metric for a competition's `name`; `kind`: classes, labels or numbers."""
     names = TABLE_METRICS[kind] if kind else tuple(dict.fromkeys(sum(TABLE_METRICS.values(), ())))
     others = {other: own for own in (*names, LOSS) for other in (own, *_OTHER_NAMES.get(own, ()))}
     spelt = {_plain(other): own for other, own in others.items()}

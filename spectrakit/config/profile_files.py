@@ -21,7 +21,7 @@ from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #d98061ce
 def place(file: Path | str) -> str:
-    """Return the path of a file for messages, relative to the current folder if possible."""
+    """Return a path for messages, relative to the current folder if possible."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
@@ -41,7 +41,7 @@ _OWN_VARIABLE = re.compile(r"\$\{oc\.env:SPECTRAKIT_\w+,null\}")  # as in the pa
 
 
 def _resolver_in(text: str) -> str | None:
-    """Return the first `${…}` in `text` that calls a resolver, or None."""
+    """Return the first `${…}` that calls a resolver, or None."""
     if _OWN_VARIABLE.fullmatch(text):
         return None
     for start in (match.start() for match in re.finditer(r"\$\{", text)):
@@ -56,7 +56,6 @@ def _resolver_in(text: str) -> str | None:
 
 
 def _check_resolvers(tree: Any, file: Path | str) -> None:
-    """Raise RequestError if a text in `tree` calls a resolver; `file` is named in the message."""
     for value in [*tree, *tree.values()] if isinstance(tree, dict) else tree:
         if isinstance(value, (dict, list)):
             _check_resolvers(value, file)
@@ -94,7 +93,7 @@ _MOST_BYTES, _MOST_LETTERS = 2**28, 2**20  # of any text file; of a settings fil
 
 
 def read_text(file: Path | str) -> str:
-    """Return the text of a UTF-8 file. RequestError if it is missing, unreadable, not UTF-8 or too large."""
+    """Return the text of a UTF-8 file; RequestError for others."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode) and not os.path.isdir(file):
             raise RequestError(f"{str(file)!r} is not a regular file. Use the path of a file.")
@@ -125,7 +124,7 @@ _FLOAT = (  # as in OmegaConf
 
 @functools.cache
 def _plain_loader() -> Any:
-    """Return a loader class for YAML by OmegaConf's rules; YAMLError for duplicate keys."""
+    """Return a loader class for YAML by OmegaConf's rules."""
     import yaml
 
     class PlainLoader(yaml.SafeLoader):
@@ -151,7 +150,7 @@ def _is_plain_tree(value: Any) -> bool:
 
 
 def _plain_container(text: str) -> dict | None:
-    """Return the settings in plain YAML; None if OmegaConf is needed, or the text is not valid."""
+    """Return plain YAML's settings; None if OmegaConf is needed."""
     import yaml
 
     if _SPECIAL.search(_OWN_VARIABLE.sub("", text)):
@@ -164,7 +163,7 @@ def _plain_container(text: str) -> dict | None:
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #e181b331
 def parse_yaml(text: str, file: Path | str) -> dict:
-    """Return YAML text as nested mappings. RequestError with `file` and line if it is not valid."""
+    """Return YAML as nested mappings; a RequestError names file and line."""
     import yaml
 
     if len(text) > _MOST_LETTERS:
@@ -198,12 +197,12 @@ def _container(text: str) -> Any:
 
 
 def load_yaml(file: Path | str) -> dict:
-    """Return a YAML file of settings as nested mappings. RequestError if it is missing or not valid."""
+    """Return a YAML file of settings as nested mappings."""
     return parse_yaml(read_text(file), file)
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #23a2fc03
 def profile_folders() -> list[Path]:
-    """Return the folders of profiles in search order; the package's own is last."""
+    """Return the folders of profiles in search order, the package's last."""
     users = [Path(own) for own in os.environ.get("SPECTRAKIT_PROFILES", "").split(os.pathsep) if own]
     for own in users:
         if not own.is_dir():
@@ -231,14 +230,13 @@ def profiles() -> dict[str, list[str]]:
 
 # %% ../../nbs/05_config/03_profile_files.ipynb #c5adf423
 def _comments(name: str, group: str) -> list[str] | None:
-    """Return the comments of a profile that begin a line; None if there is no such profile."""
     files = [file for folder in profile_folders() if (file := folder / group / f"{name}.yaml").is_file()]
     lines = [line for file in files for line in read_text(file).splitlines()]
     return [line[1:].strip() for line in lines if line.startswith("#")] if files else None
 
 
 def profile_note(name: str, word: str, group: str = "trainer") -> str:
-    """Return the text of the comment `# WORD: text` of a profile, such as its `needs: 2 GPUs`; '' without one."""
+    """Return a profile's comment `# WORD: text`, such as its `needs: 2 GPUs`, or ''."""
     try:
         notes = [line.partition(": ") for line in _comments(name, group) or ()]
     except RequestError:
@@ -247,10 +245,7 @@ def profile_note(name: str, word: str, group: str = "trainer") -> str:
 
 
 def profile_intent(name: str, group: str = "trainer") -> str:
-    """Return the purpose of a profile, which is the first comment of its file.
-
-    RequestError if the profile is missing or not text.
-    """
+    """Return a profile's purpose: its first comment."""
     comments = _comments(name, group)
     if comments is not None:
         return next((line for line in comments if not line.startswith("@package")), "")
@@ -260,7 +255,7 @@ def profile_intent(name: str, group: str = "trainer") -> str:
 
 
 def other_ending(group: str, name: str) -> str:
-    """Return a hint if the profile exists with an ending other than .yaml, else an empty string."""
+    """Return a hint if the profile exists with another ending than .yaml, else ''."""
     for folder in profile_folders():
         for file in sorted((folder / group).glob("*")):
             misnamed = file.suffix != ".yaml" and file.suffix.lower() in (".yml", ".yaml")

@@ -132,10 +132,7 @@ _LEADS_ELSEWHERE = re.compile(r"PLUGIN|INJECT|LIBRAR|PRELOAD|_(DIR|HOME|PATH|FIL
 
 
 def _check_variable(name: str) -> None:
-    """Raise ValueError unless settings may set the environment variable `name`.
-
-    A run's config.yaml can come from somebody else, so variables that load code are refused.
-    """
+    """Raise ValueError for variables that load code: a config.yaml may come from somebody else."""
     if not name.startswith(_FAMILIES) or _LEADS_ELSEWHERE.search(name):
         kinds = ", ".join(f"{family}*" for family in _FAMILIES)
         but = ", except variables that name a file or a library," * name.startswith(_FAMILIES)
@@ -216,7 +213,7 @@ def _project(value: Any) -> None:
 
 # %% ../../nbs/05_config/01_schema.ipynb #653754d8
 def _notify(value: Any) -> None:
-    """Check for null, a public address, or the name of a secret; a secret itself is refused."""
+    """Refuse secrets themselves."""
     if value is None or (re.fullmatch(r"[A-Za-z_]\w{0,99}", value) and not looks_random(value)):
         return
     if re.fullmatch(r"https?://[\w.-]+(:\d+)?/[\w./~-]*", value) and masked(value) == value:
@@ -750,7 +747,6 @@ _CHECKED = "_checked"  # attribute that marks a block as checked
 
 
 def _check_config(config: "Config") -> None:
-    """Raise RequestError if a block or a setting of `config` is not valid."""
     for block in dataclasses.fields(config):
         kind = block.type
         if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
@@ -773,10 +769,10 @@ def _check_config(config: "Config") -> None:
 # %% ../../nbs/05_config/01_schema.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, checked and immutable; `compose` makes one, `override` a changed copy.
+    """Settings of a run, checked and immutable: a block each, such as `data` or `optimizer`.
 
-    Each block, such as `data` or `optimizer`, holds its settings; `profile` and `env` are the names of the chosen
-    profiles, `extra` holds values of your own, `typed` lists the keys that a person set.
+    `profile` and `env` name the chosen profiles, `extra` holds values of your own, `typed` lists keys that a person
+    set.
     """
 
     profile: str = setting("defaults", "name of the trainer profile (recorded; choose with trainer=NAME)")
@@ -821,7 +817,7 @@ class Config:
 
 # %% ../../nbs/05_config/01_schema.ipynb #23a2fc07
 def settings() -> dict[str, Setting]:
-    """Return every setting by its dotted key, in the order of the schema."""
+    """Return every setting by dotted key, in the schema's order."""
     return dict(_settings_of(Config, ""))
 
 
@@ -847,19 +843,19 @@ def get(config: Config, key: str) -> Any:
 
 
 def was_asked_for(config: Config, key: str) -> bool:
-    """Check whether the setting was set explicitly; if unknown, whether it differs from its default."""
+    """Check whether a setting was set explicitly; if unknown, whether it differs from its default."""
     return key in config.typed if config.typed is not None else get(config, key) != settings()[key].default
 
 
 def to_dict(config: Config) -> dict:
-    """Return the settings as nested dicts of plain values; changing them does not change `config`."""
+    """Return a copy as nested dicts of plain values."""
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
     del tree["typed"]  # the origin of a setting is not part of the settings
     return tree
 
 # %% ../../nbs/05_config/01_schema.ipynb #138c21e4
 def non_default_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that differ from the schema's defaults, by dotted key; secrets are masked."""
+    """Return the settings that differ from the defaults, by key; secrets are masked."""
     known, plain = settings(), masked_value(to_dict(config))
     pairs = ((key, functools.reduce(lambda tree, part: tree[part], key.split("."), plain)) for key in known)
     return {key: value for key, value in pairs if get(config, key) != known[key].default}
@@ -901,7 +897,7 @@ def is_diloco(config: Config) -> bool:
 
 
 def step_limit(config: Config) -> int | None:
-    """Return the number of optimizer steps of the whole run; None if the settings count epochs."""
+    """Return the optimizer steps of the whole run; None if the settings count epochs."""
     d = config.diloco
     if is_diloco(config) and d.loops is not None:
         return d.warmup_steps + d.loops * d.max_steps

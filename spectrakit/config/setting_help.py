@@ -24,7 +24,7 @@ from ..system.errors import RequestError
 # %% ../../nbs/05_config/09_setting_help.ipynb #5c259e00
 @cache
 def profile_values() -> dict[str, dict[str, Any]]:
-    """Return for each setting the values of the built-in profiles, as `group=name` → value."""
+    """Return by setting the values of the built-in profiles, as `group=name` → value."""
     found: dict[str, dict[str, Any]] = {}
     for group in ("trainer", "env"):
         for file in sorted((package_profiles() / group).glob("*.yaml")):
@@ -52,7 +52,7 @@ def _readers() -> dict[str, list[str]]:
 
 
 def _acts_in(key: str) -> tuple[str, ...]:
-    """Return up to four modules that read the setting `key`; those that only pass it on come last."""
+    """Return up to four modules that read the setting; those that only pass it on come last."""
     owner, _, name = key.rpartition(".")
     whole = [key] if owner else [f"config.{name}", f"cfg.{name}"]
     for wanted in (whole, [f".{name}"]):
@@ -162,7 +162,6 @@ def _unit(key: str, spec: Setting) -> str:
 
 
 def _type(spec: Setting, example: str) -> str:
-    """Return the type as Python writes it; of a setting with several, the types of default, words and example."""
     if kinds(spec) != (Any,):
         return " | ".join("None" if kind is type(None) else kind.__name__ for kind in kinds(spec))
     values = [spec.default, *spec.limits.get("words", ()), example.partition("=")[2]]
@@ -191,7 +190,7 @@ def _whole_name(name: str) -> str:
 
 
 def setting_help(name: str) -> SettingHelp:
-    """Return the description of a setting, also by another name or a unique last part; else raise RequestError."""
+    """Return a setting's description, also by another name or a unique last part."""
     key = _whole_name(name)
     spec, values = settings()[key], profile_values().get(key, {})
     example = _example(key, spec, values)
@@ -211,7 +210,7 @@ def setting_help(name: str) -> SettingHelp:
 # %% ../../nbs/05_config/09_setting_help.ipynb #c46a0002
 @dataclass(frozen=True, repr=False)
 class GroupHelp(Described):
-    """Description of a group of settings: its purpose, and each setting with default and meaning."""
+    """Description of a group of settings."""
 
     group: str
     purpose: str
@@ -224,7 +223,7 @@ class GroupHelp(Described):
 
 
 def group_help(group: str) -> GroupHelp | None:
-    """Return the description of a group, such as "optimizer"; None if there is no such group."""
+    """Return the description of a group, such as "optimizer", or None."""
     keys = [key for key in settings() if (key.rpartition(".")[0] or "general") == group]
     block = getattr(Config(), group, None)
     purpose = "Profiles, task and seed." if block is None else str(type(block).__doc__)

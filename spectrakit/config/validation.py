@@ -45,10 +45,8 @@ for _dumper in (yaml.SafeDumper, yaml.Dumper):
 
 # %% ../../nbs/05_config/00_validation.ipynb #23a2fc03
 def setting(default: Any, help: str, **limits: Any) -> Any:
-    """Return a dataclass field for a setting.
-
-    `**limits`: `minimum`, `above` (exclusive), `maximum`; `choices`; `check`, which raises ValueError; `words`, for
-    suggestions; `of` and `example` of a mapping.
+    """Return a dataclass field for a setting. `**limits`: `minimum`, `above` (exclusive), `maximum`, `choices`,
+    `check`, `words` to suggest; of mappings `of`, `example`.
     """
     metadata = {"help": help, **limits}
     if isinstance(default, (dict, list)):
@@ -58,7 +56,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """Entry of the schema: type, default, help text and the `limits` of `setting`."""
+    """Entry of the schema; `limits` as for `setting`."""
 
     type: Any
     default: Any
@@ -70,7 +68,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def accepted_values(spec: Setting) -> str:
-    """Return a description of the accepted values, such as 'a whole number from 1 up'."""
+    """Return the accepted values in words, such as 'a whole number from 1 up'."""
     limits, types = spec.limits, kinds(spec)
     if "choices" in limits:
         return "one of " + ", ".join(limits["choices"])
@@ -89,7 +87,7 @@ def accepted_values(spec: Setting) -> str:
 
 
 def _checked_values(check: Any) -> str:
-    """Return the accepted values of a setting of several types, as its check states them in its error."""
+    """Return the values that a setting's check states in its error."""
     try:
         check(object())
     except ValueError as error:
@@ -105,13 +103,13 @@ def kinds(spec: Setting) -> tuple:
 
 # %% ../../nbs/05_config/00_validation.ipynb #3bf8d2d7
 def suggestion(spec: Setting, value: Any) -> str:
-    """Return the end of an error message with the nearest accepted word, or an empty string."""
+    """Return a hint at the nearest accepted word, or ''."""
     words = spec.limits.get("choices", spec.limits.get("words", ()))
     return did_you_mean(str(value), words or (("true", "false") if bool in kinds(spec) else ()))
 
 
 def shown(value: Any) -> str:
-    """Return `value` as it is typed, in one line: null, true, 3, [csv,wandb]."""
+    """Return `value` as it is typed: null, true, 3, [csv,wandb]."""
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(shown, value))}]"
     if value is None or isinstance(value, bool):
@@ -120,7 +118,7 @@ def shown(value: Any) -> str:
 
 # %% ../../nbs/05_config/00_validation.ipynb #23a2fc06
 def has_kind(value: Any, kind: Any) -> bool:
-    """Check whether `value` is of type `kind`. A bool is not a number; an int is a valid float."""
+    """Check the type. A bool is not a number; an int is a valid float."""
     if kind is Any:
         return True
     if isinstance(value, bool):
