@@ -38,7 +38,7 @@ COMMANDS = {word: group for group, words in GROUPS.items() for word in words}
 
 
 def find_command(word: str) -> Command:
-    """Return the function of a command; raise RequestError for an unknown one."""
+    """Return a command's function."""
     if word in COMMANDS:
         return import_module(f"spectrakit.cli.commands.{COMMANDS[word]}").COMMANDS[word]
     from spectrakit.system.errors import RequestError, did_you_mean
@@ -82,7 +82,6 @@ def _dispatch(words: list[str]) -> int:
 
 # %% ../../nbs/94_cli/02_main.ipynb #1b054c0c
 def _status(words: list[str]) -> int:
-    """Run the command of `words`, report an error in one line; return the exit status."""
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -107,7 +106,7 @@ def _status(words: list[str]) -> int:
 
 # %% ../../nbs/94_cli/02_main.ipynb #8f25d39c
 def _fill_standard_streams() -> None:
-    """Open closed standard streams as /dev/null; another file would get their number."""
+    """Open closed streams as /dev/null; another file would get their number."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -121,10 +120,7 @@ def _fill_standard_streams() -> None:
 
 # %% ../../nbs/94_cli/02_main.ipynb #8f25d39d
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status.
-
-    All output is masked, also an internal error's traceback, after which the streams stay masked.
-    """
+    """Run one command; return the exit status. All output is masked, also an internal error's traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _fill_standard_streams()
     if hasattr(sys.stdout, "reconfigure"):

@@ -41,17 +41,14 @@ def in_colour(stream: Any) -> bool:
 
 # %% ../../nbs/94_cli/01_output.ipynb #92e34012
 def terminal_width() -> int | None:
-    """Return the terminal's width in characters; None if there is no terminal."""
+    """Return the terminal's width, or None."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
 
 
 def print_text(text: object, *, to_stderr: bool = False, status: bool = False, fold: bool = False) -> None:
-    """Print `text` without control characters that move the cursor, to standard output or `to_stderr`.
-
-    `status`: colour words for a run's status; `fold`: wrap lines to the terminal's width.
-    """
+    """Print `text` without cursor movements, or `to_stderr`; `status`: in colour; `fold`: to the terminal's width."""
     from spectrakit.system.errors import without_controls
 
     stream, plain = sys.stderr if to_stderr else sys.stdout, without_controls(str(text))
@@ -77,7 +74,6 @@ def _lines(cells: list[str], widths: list[int], room: int) -> list[str]:
 
 
 def _stacked(table: list[list[str]], width: int, spare: Sequence[int]) -> list[str]:
-    """Return each row's first cell with the others below; drop `spare` columns that do not fit."""
     kept, lines = list(range(1, len(table[0]))), []
 
     def below(row: list[str]) -> str:
@@ -95,7 +91,7 @@ def _stacked(table: list[list[str]], width: int, spare: Sequence[int]) -> list[s
 
 # %% ../../nbs/94_cli/01_output.ipynb #71259994
 def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: Sequence[int] = ()) -> str:
-    """Return rows, header first, in aligned columns of at most `width` letters; `spare`: columns to drop, in order."""
+    """Return rows, header first, in aligned columns of at most `width`; `spare`: columns to drop, in order."""
     from spectrakit.system.errors import readable
 
     table = [[readable(cell).replace("\n", " ") for cell in row] for row in rows]
@@ -115,7 +111,7 @@ def table_text(rows: Iterable[Sequence[str]], width: int | None = None, spare: S
 
 # %% ../../nbs/94_cli/01_output.ipynb #f5b4ef98
 def check_picture(out: Path) -> None:
-    """Raise RequestError if `out` is no valid picture file, before any computation."""
+    """Raise RequestError if `out` is no picture file, before any computation."""
     from spectrakit.system.errors import RequestError
 
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -125,7 +121,7 @@ def check_picture(out: Path) -> None:
 
 # %% ../../nbs/94_cli/01_output.ipynb #bd638a4f
 def save_picture(figure: Any, out: Path) -> Path:
-    """Write a picture or matplotlib figure; return its path. Raise RequestError on failure."""
+    """Write a picture or matplotlib figure; return its path."""
     from spectrakit.system.errors import RequestError
     from spectrakit.view.picture import save_figure
 
@@ -154,10 +150,7 @@ def _read_together() -> bool:
 
 
 def report_outcome(run: "Run", shown: bool = False) -> int:
-    """Print a run's folder and result, in the writing process only; return the exit status.
-
-    `shown`: whether its view, which ends with the error, was printed.
-    """
+    """Print a run's folder and result; return the exit status. `shown`: its view has printed the error."""
     if run.ended is not None:
         return EXIT_STATUS.get(run.ended, 1)
     if run.error and not (shown and _read_together() and run.config.run.console != "none"):
@@ -177,7 +170,7 @@ def discard_output() -> None:
 
 # %% ../../nbs/94_cli/01_output.ipynb #dbcb8974
 def interrupt_on_sigterm() -> None:
-    """Handle SIGTERM, of schedulers and `docker stop`, like Ctrl-C: stop at the next step and save."""
+    """Handle SIGTERM, of schedulers and `docker stop`, like Ctrl-C."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

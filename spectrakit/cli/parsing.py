@@ -32,17 +32,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, action="store_true", help=text)
 
     def option(self, name: str, metavar: str, text: str, *, repeated: bool = False, **more: Any) -> None:
-        """Add an option `--name` or a word `name`; `metavar`: its value, `text`: its help, `repeated`: collect a list.
-
-        `more`: for `add_argument`.
+        """Add an option `--name` or a word `name`; `metavar`: value, `text`: help, `repeated`: a list, `more`: for
+        argparse.
         """
         more |= {"action": "append", "default": []} if repeated else {}
         self.add_argument(name, metavar=metavar, help=text, **more)
 
 # %% ../../nbs/94_cli/00_parsing.ipynb #6a46d671
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that wraps text to the terminal and keeps examples."""
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = [[line] if line.startswith("  ") else textwrap.wrap(line, width) or [""] for line in text.split("\n")]
         return "\n".join(indent + line for wrapped in lines for line in wrapped)
@@ -60,7 +57,7 @@ def make_parser(name: str, text: str, examples: str) -> Parser:
 
 # %% ../../nbs/94_cli/00_parsing.ipynb #c18c91e9
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return (task, overrides); the task is the only word without `=`. Raise RequestError for several."""
+    """Return (task, overrides); the task is the only word without `=`."""
     from spectrakit.config.aliases import is_known
     from spectrakit.system.errors import RequestError
 
@@ -96,7 +93,7 @@ def run_parser(name: str, text: str, examples: str) -> Parser:
 
 # %% ../../nbs/94_cli/00_parsing.ipynb #req00001
 def requested(words: Sequence[str], options: argparse.Namespace, command: str) -> tuple[str, "Config"]:
-    """Return (task, configuration) for the words of `command`; raise RequestError unless they name one task."""
+    """Return (task, configuration); RequestError unless `words` name one task."""
     from spectrakit.launch.consent import consented_file
     from spectrakit.system.errors import RequestError
 

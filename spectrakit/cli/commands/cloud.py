@@ -50,7 +50,6 @@ def _cloud_parser() -> Parser:
 
 # %% ../../../nbs/94_cli/03_commands/08_cloud.ipynb #b9cbb790
 def _init(options: Namespace) -> tuple[list[Path], list[str]]:
-    """Write the folder; return its files and the next commands."""
     from spectrakit.cloud.cloud_job import CloudJob, name_of
     from spectrakit.config.compose import compose
     from spectrakit.system.errors import RequestError, did_you_mean

@@ -55,7 +55,7 @@ _OF_SETTINGS = _OF_TASKS | {"resume", "explain"}
 
 
 def candidates(line: str, commands: Sequence[str]) -> list[str]:
-    """Return completions of the last word of `line`, which begins with the program's name."""
+    """Return completions of the last word of `line`."""
     words = line.split()[1:] + ([""] if line.endswith((" ", "\t")) else [])
     if len(words) < 2:
         possible: list[str] = list(commands)
@@ -65,7 +65,6 @@ def candidates(line: str, commands: Sequence[str]) -> list[str]:
 
 
 def _completions_after(command: str, words: list[str]) -> list[str]:
-    """Return completions after a command; the last of `words` may be incomplete."""
     word = words[-1]
     if command == "profiles":
         return _profile_names()

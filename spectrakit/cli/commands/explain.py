@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # %% ../../../nbs/94_cli/03_commands/06_explain.ipynb #c485612a
 def _is_setting(word: str) -> bool:
-    """Return whether a word names a setting or a group, not a task, file or key=value."""
     from spectrakit.launch.job import BUILT_IN
 
     return word not in BUILT_IN and not re.search(r"[=:/~+]|\.py$", word)

@@ -84,7 +84,7 @@ def profiles(arguments: Sequence[str]) -> int:
 
 # %% ../../../nbs/94_cli/03_commands/00_info.ipynb #e911fb06
 def show_profile(name: str) -> None:
-    """Print a trainer profile with all settings, another with its own, or a group's profiles."""
+    """Print a trainer profile with all settings, another with its own, or a group."""
     from spectrakit.config.compose import compose, describe, from_dict, profile_settings
     from spectrakit.config.profile_files import profile_intent
     from spectrakit.config.profile_files import profiles as all_profiles

@@ -20,7 +20,6 @@ from ...system.errors import install_command
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #72381dfb
 def _ask(options: Namespace) -> None:
-    """Ask for missing options; raise RequestError without a terminal."""
     from spectrakit.system.errors import RequestError
 
     if not sys.stdin or not sys.stdin.isatty():
@@ -75,7 +74,6 @@ def _init_parser() -> Parser:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #wt000001
 def _files_of(slug: str, data: str | None) -> Path | None:
-    """Return a competition's files: `data`, or found by slug; None if not on this machine."""
     from spectrakit.system.errors import RequestError
     from spectrakit.system.inputs import find_input
     from spectrakit.tasks.table.files import find_folder
@@ -96,7 +94,7 @@ _METRICS = {"label": "accuracy", "probability": "auc", "numbers": "rmse"}  # by 
 
 
 def _words_of_tables(folder: Path, metric: str | None) -> list[str]:
-    """Return the settings that the tables imply: id, target, kind, answer, metric (`metric`: the competition's)."""
+    """Return the settings that the tables imply."""
     from spectrakit.config.compose import compose
     from spectrakit.config.metric_direction import metric_named
     from spectrakit.system.errors import RequestError
@@ -138,7 +136,6 @@ def _words_of_sample(file: Path) -> list[str]:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #ffd47c3f
 def _words_for_table(slug: str, data: str | None, metric: str | None = None) -> tuple[str, ...]:
-    """Return a competition's settings of `Table`, by its files in `data` (None: searched) if they are here."""
     from spectrakit.config.metric_direction import metric_named
     from spectrakit.kaggle.metadata import split_source
     from spectrakit.system.errors import RequestError
@@ -197,7 +194,6 @@ def _add_check_options(parser: Parser) -> None:
 
 # %% ../../../nbs/94_cli/03_commands/05_kaggle.ipynb #553222be
 def _seconds(text: str | None, option: str = "--timeout") -> float | None:
-    """Return a time option in seconds; raise RequestError if invalid."""
     from spectrakit.system.errors import RequestError
     from spectrakit.system.units import parse_duration
 

@@ -69,7 +69,6 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def _report_submission(run: "Run", out: Path) -> int:
-    """Print the predictions after training; return 1 if there are none."""
     from spectrakit.prediction.submission_file import read_record
 
     state = read_record(run.path, out)
