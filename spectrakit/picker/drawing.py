@@ -120,7 +120,7 @@ def _facts(config: Config) -> str:
 
 # %% ../../nbs/75_picker/03_drawing.ipynb #3e272cdf
 def cards(selection: Selection) -> list[tuple[str, str]]:
-    """Return (text, name) of each trainer profile: suggested, by intent, others, last those that cannot run here."""
+    """Return (text, name) of trainer profiles: suggested, by intent, others, unusable here."""
     suggested = {override.value for override in selection.suggested}
 
     def place(name: str) -> tuple[bool, bool, bool]:
@@ -138,7 +138,7 @@ def cards_style(selection: Selection) -> str:
 
 # %% ../../nbs/75_picker/03_drawing.ipynb #f74d6edf
 def tiles_html(rows: list[Row]) -> str:
-    """Return the effects of the settings: a tile per number, a line per note or warning."""
+    """Return a tile per number, a line per note or warning."""
     tiles = [
         f'<div class="sk-tile"><span class="sk-more">{escaped(what)}</span><b>{escaped(much)}</b>'
         f'<span class="{"sk-warn" if why.startswith(WARNING) else "sk-more"}">{escaped(why)}</span></div>'
@@ -167,7 +167,7 @@ _NAME_RADIOS = (
 
 
 def radio_names() -> str:
-    """Return HTML that names the form's radio buttons alike, which ipywidgets does not."""
+    """Return HTML that names the radio buttons alike, which ipywidgets does not."""
     empty = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEAAAAALAAAAAABAAEAAAIA"
     return f'<img alt="" width="0" height="0" src="{empty}" onload="{html.escape(_NAME_RADIOS)}">'
 

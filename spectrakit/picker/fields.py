@@ -61,7 +61,7 @@ _NO_FIELD = {"profile", "env", "eval.gradient_accumulation_steps", "test.gradien
 
 # %% ../../nbs/75_picker/01_fields.ipynb #15046902
 def fields() -> dict[str, Field]:
-    """Return a field per single-valued setting, by key, in the schema's order."""
+    """Return a field per single-valued setting, by key."""
     by_key = {}
     for key, spec in settings().items():
         kinds = typing.get_args(spec.type) or (spec.type,)
@@ -84,7 +84,7 @@ def fields() -> dict[str, Field]:
 
 
 def blocks() -> dict[str, str]:
-    """Return each block's purpose by name; '' holds settings without a block."""
+    """Return each block's purpose; '' holds settings without a block."""
     return {
         "": "settings without a block.",
         **{
@@ -96,7 +96,7 @@ def blocks() -> dict[str, str]:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #798d48ef
 def typed_override(field: Field, text: Any) -> str:
-    """Return the override for a field's `text`; empty text is null if allowed."""
+    """Return the override for a field's text; empty is null if allowed."""
     if isinstance(text, bool):
         return override_text(field.key, text)
     text = str(text).strip()
@@ -121,7 +121,7 @@ class EarlierRun:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #a36ddae9
 def find_earlier_run(folder: Path | str, task: str) -> EarlierRun | None:
-    """Return the newest run of `task` in `folder` with a number of samples, or None."""
+    """Return the task's newest run in `folder` with a number of samples, or None."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return None
     for path, facts in newest_environments(Path(folder)):
@@ -143,7 +143,6 @@ def find_earlier_run(folder: Path | str, task: str) -> EarlierRun | None:
 
 
 def _sample_s(path: Path, decided: dict) -> float | None:
-    """Return the seconds per training sample; None after too few steps."""
     try:
         summary = read_summary(path)
         done = summary["steps"] * decided["effective_batch_size"]
@@ -157,7 +156,6 @@ WARNING = "⚠"
 
 
 def _warmup(config: Config, plan: BatchPlan, data_known: bool) -> str:
-    """Return the warm-up's length in words, or ''; raise RequestError if set in two ways."""
     s = config.scheduler
     steps = warmup_length(s, plan.steps_per_epoch, total_steps(config, plan))
     if not data_known and s.warmup_epochs:
@@ -170,7 +168,6 @@ def _warmup(config: Config, plan: BatchPlan, data_known: bool) -> str:
 def _batch_rows(
     config: Config, world: int, samples: int | None, earlier: EarlierRun | None, platform: Platform, gpus: tuple
 ) -> list[Row]:
-    """Return rows on batch, learning rate and steps, and a forecast by an earlier run on this hardware."""
     used = None if samples is None else max(1, round(samples * config.limits.train_frac)) if samples else 0
     plan = plan_batches(config, 2**62 if used is None else used, world)
     schedule, warmup = f"{config.optimizer.name}, {config.scheduler.name}", _warmup(config, plan, used is not None)
@@ -221,7 +218,6 @@ def _clock_rows(config: Config, platform: Platform) -> list[Row]:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #dd220523
 def _precision_row(config: Config, gpus: Sequence[Gpu]) -> Row:
-    """Return the used precision, with a warning if it is not the chosen one."""
     wanted, asked = config.distributed.mixed_precision, was_asked_for(config, "distributed.mixed_precision")
     used, reason = choose_precision(wanted, gpus, asked)
     shown, _, why = reason.partition(": ")
@@ -237,9 +233,9 @@ def _precision_row(config: Config, gpus: Sequence[Gpu]) -> Row:
 def consequences(
     config: Config, platform: Platform, samples: int | None = None, earlier: EarlierRun | None = None, folder: str = ""
 ) -> list[Row]:
-    """Return the effects of training with `config` on `platform`, one row each.
+    """Return the effects of `config` on `platform`, one row each.
 
-    `samples`: training samples, by default those of `earlier`, a run of the task; `folder`: of the runs.
+    `samples`: for training, default those of the `earlier` run; `folder`: of the runs.
     """
     rows: list[Row] = []
     if samples is None and earlier:
@@ -272,7 +268,7 @@ def platform_rows(platform: Platform) -> list[Row]:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #e3ffff35
 def lacks(platform: Platform, profile: str) -> str:
-    """Return the GPUs or machines that a profile needs and `platform` lacks, in words, or ''."""
+    """Return the GPUs or machines that a profile needs and `platform` lacks, or ''."""
     needed = profile_note(profile, "needs")
     count, _, kind = needed.partition(" ")
     enough = not count.isdecimal() or (kind.startswith("GPU") and int(count) <= len(platform.gpus))
@@ -295,7 +291,7 @@ def changed_settings(config: Config, base: Config) -> str:
 
 
 def profile_rows(base: Config, names: list[str] | None = None) -> list[tuple[str, ...]]:
-    """Return a row per trainer profile in `names`: name, purpose, time limit, difference from `base`; or its error."""
+    """Return per trainer profile: name, purpose, time limit, differences; or its error."""
     rows: list[tuple[str, ...]] = []
     for name in profiles().get("trainer", []) if names is None else names:
         try:
@@ -327,7 +323,7 @@ def rows_text(rows: list[Row]) -> str:
 
 # %% ../../nbs/75_picker/01_fields.ipynb #2d5cd98d
 def rows_html(rows: Sequence[tuple[str, ...]], label: str, head: tuple[str, ...] = ()) -> str:
-    """Return rows as a table called `label` for screen readers; `head`: its first row."""
+    """Return a table; screen readers say `label`; `head`: its first row."""
 
     def line(row: tuple[str, ...], tag: str) -> str:
         alert = f"color:{ALERT};font-weight:600;" if row[0] == WARNING else ""

@@ -73,7 +73,7 @@ EXTRA = install_command("notebook")
 
 
 def why_no_form(platform: Platform, shell: Any, has_widgets: bool) -> str | None:
-    """Return why no form can be shown, or None. `shell`: IPython's shell, or None."""
+    """Return why no form can be shown, or None."""
     if getattr(shell, "kernel", None) is None:
         return "this is not a notebook"
     if platform.mode in ("batch", "competition_rerun"):
@@ -200,7 +200,6 @@ def _note_html(form: "Form", key: str, locked: str) -> str:
 
 
 def _set_control(control: Any, value: Any) -> None:
-    """Set a control; add a missing value to its list."""
     if hasattr(control, "options") and value not in [o[1] if isinstance(o, tuple) else o for o in control.options]:
         control.options = [*control.options, (str(value), value)]
     if control.value != value:
@@ -208,10 +207,7 @@ def _set_control(control: Any, value: Any) -> None:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #d9ca8c6d
 class Folded:
-    """Sections, each below a button: the titles of ipywidgets' accordion do not work by keyboard.
-
-    `fill`: called with a section's number when it opens.
-    """
+    """Sections below buttons: ipywidgets' accordion does not work by keyboard. `fill`: called when one opens."""
 
     def __init__(self, w: Any, titles: list[str], fill: Callable[[int], None]):
         self.buttons = [w.ToggleButton(description=title, tooltip=title) for title in titles]
@@ -278,7 +274,7 @@ def in_main_thread(work: Callable[[], None]) -> None:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #6cf1f4b4
 class Form:
-    """Widgets for a `selection`; `changed` and `train` are called by the user, and return a line to show."""
+    """Widgets for a `selection`; `changed` and `train` return a line to show."""
 
     def __init__(self, selection: Selection, changed: Callable[[], str], train: Callable[[], str] | None = None):
         import ipywidgets
@@ -303,7 +299,7 @@ class Form:
         return button
 
     def _parts(self) -> list[Any]:
-        """Return the form from top to bottom; folded parts last, so that nothing above moves."""
+        """Return the form; folded parts last, so that nothing above moves."""
         platform = platform_html(self.selection.platform, platform_rows(self.selection.platform))
         common = self.w.VBox([self.row(key) for key in (*self.groups, *COMMON) if key != "trainer"])
         common.add_class("sk-fields")
@@ -381,7 +377,7 @@ def _parent_message() -> Any:
 
 @contextlib.contextmanager
 def shown_below(message: Any) -> Iterator[None]:
-    """Assign output within this block to the cell that ran with `message`."""
+    """Assign output to the cell that ran with `message`."""
     shell: Any = ipython_shell()
     before = _parent_message()
     if message is None or before is None:
@@ -404,7 +400,7 @@ def selection_file(shell: Any) -> Path:
 
 
 def unread_selections(file: Path) -> list[str]:
-    """Return a line per selection of another notebook here; [] if `file` exists."""
+    """Return a line per selection of another notebook, unless `file` exists."""
     if file.is_file():
         return []
     others = [other.name for other in sorted(Path().glob("*picked.yaml"))[:9]]
@@ -412,7 +408,7 @@ def unread_selections(file: Path) -> list[str]:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #922ccf75
 def save_selection(selection: Selection, file: Path | None) -> str:
-    """Write the user's overrides to `file`, or remove it without any; return a line about it."""
+    """Write the user's overrides to `file`, or remove it; return a line about it."""
     if file is None:
         return ""
     try:
@@ -436,7 +432,7 @@ def frozen_line(selection: Selection, name: str = "picker") -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #fa293d98
 def frozen_cell(source: str, name: str, line: str) -> str | None:
-    """Return a cell with `name.freeze()` replaced by `line`; None without that call."""
+    """Return a cell with `name.freeze()` replaced by `line`, or None."""
     call = re.compile(rf"^([^#\n]*?)\b{re.escape(name)}\s*\.\s*freeze\s*\(\s*\)", re.M)
     return call.sub(lambda match: match[1] + line, source, count=1) if call.search(source) else None
 
@@ -453,7 +449,7 @@ def _running_cell(shell: Any) -> str:
 
 # %% ../../nbs/75_picker/04_picker.ipynb #e8a84365
 def _task_facts(task: Any) -> tuple[str | None, int | None]:
-    """Return a task's name, and its samples if known without reading; raise RequestError for no task."""
+    """Return a task's name, and its samples if known without reading."""
     if task is None:
         return None, None
     from spectrakit.launch.job import check_task_name, full_task_name, name_of
@@ -485,7 +481,6 @@ def _start_selection(overrides: tuple[str, ...], samples: int | None, task: Any,
 
 
 def _read_file(selection: Selection, file: Path) -> None:
-    """Apply the overrides in `file`; its errors stay in the selection."""
     own, unusable = read_selection(file, place(file))
     try:
         selection.replace_own(own, unusable)
@@ -506,7 +501,6 @@ def _parse_choice(overrides: tuple[str, ...], settings: dict[str, Any], more: st
 
 # %% ../../nbs/75_picker/04_picker.ipynb #3aa84337
 def _freeze(selection: Selection, picker: Any, shell: Any) -> None:
-    """Replace `picker.freeze()` in the running cell by the selection; print the line."""
     variables = getattr(shell, "user_ns", None) or {}
     names = [name for name, value in variables.items() if value is picker and not name.startswith("_")]
     source = _running_cell(shell)
@@ -598,7 +592,6 @@ class ProfilePicker:
         return self._form.box
 
     def _train(self) -> str:
-        """Train the task below the form's cell."""
         from spectrakit.api.actions import fit
 
         with shown_below(self._shown_in):
@@ -630,7 +623,7 @@ class ProfilePicker:
         print(*self.sources, sep="\n")
 
     def freeze(self) -> None:
-        """Write the selection into the notebook in place of this call; raise RequestError on its errors."""
+        """Write the selection into the notebook in place of this call."""
         _ = self.config  # raises for an error
         _freeze(self._selection, self, ipython_shell())
 

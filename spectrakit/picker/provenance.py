@@ -69,7 +69,7 @@ class Override:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #c7fde6e7
 def read_overrides(texts: Iterable[str], source: str) -> list[Override]:
-    """Return the overrides in `texts`, one per setting; raise RequestError for unreadable or contradicting ones."""
+    """Return the overrides in `texts`, one per setting."""
     overrides: list[Override] = []
     for text in texts:
         asked = parse_overrides([text], profiles(), other_ending)
@@ -115,10 +115,7 @@ def _other_variable(name: str, value: Any) -> str:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #6871a4ef
 def external_overrides(values: Mapping[str, Any], where: str) -> list[Override]:
-    """Return the overrides in VARIABLES among `values`; raise RequestError naming a wrong one.
-
-    `where`: 'environment' or 'notebook'.
-    """
+    """Return the overrides in VARIABLES; `where`: 'environment' or 'notebook'."""
     overrides: list[Override] = []
     for name in VARIABLES:
         value = values.get(name)
@@ -160,7 +157,7 @@ class Resolved:
 def resolve(
     *layers: Iterable[Override], settings_of: Callable[[str, str], Iterable[str]] = profile_settings
 ) -> dict[str, Resolved]:
-    """Return the override that applies, by setting or group; profiles first. `layers`: weakest source first."""
+    """Return the override that applies, by setting or group, profiles first. `layers`: weakest first."""
     resolved: dict[str, Resolved] = {}
     profile_of: dict[str, str | None] = {}  # setting → trainer profile of the same source
     for layer in map(list, layers):
@@ -186,7 +183,6 @@ def resolve(
 
 
 def _remove(resolved: dict[str, Resolved], beaten: list[str]) -> tuple[Override, ...]:
-    """Remove these keys; return all their overrides."""
     removed = [resolved.pop(key) for key in beaten]
     return tuple(s for one in removed for s in (one.override, *one.overridden))
 
@@ -204,7 +200,7 @@ def shell_line(overrides: Iterable[str], task: str | None = None) -> str:
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #c58c127b
 def profiles_alone(overrides: Iterable[str]) -> Config:
-    """Return the settings of a file that names only the profiles in `overrides`."""
+    """Return the settings of the profiles in `overrides`."""
     import yaml
 
     groups = parse_overrides(overrides, profiles(), other_ending).groups
@@ -223,7 +219,7 @@ def _merge(tree: dict, more: dict) -> None:
 
 
 def yaml_text(overrides: list[str], config: Config, base: Config | None = None) -> str:
-    """Return a selection as YAML: profiles in `defaults:`, then settings of `config` that differ from `base`."""
+    """Return a selection as YAML: profiles, then settings that differ from `base`."""
     import yaml
 
     parsed = parse_overrides(overrides, profiles(), other_ending)
@@ -236,7 +232,7 @@ def yaml_text(overrides: list[str], config: Config, base: Config | None = None) 
 
 # %% ../../nbs/75_picker/00_provenance.ipynb #7af102e4
 def read_selection(file: Path, source: str) -> tuple[list[Override], list[str]]:
-    """Return (overrides of a file, message per invalid entry); `source`: its name."""
+    """Return (a file's overrides, messages on invalid entries)."""
     try:
         tree = load_yaml(file)
     except RequestError as error:

@@ -93,9 +93,9 @@ def _locked_keys(layers: list[list[Override]], cache: CompositionCache) -> dict[
 
 # %% ../../nbs/75_picker/02_selection.ipynb #1c032600
 class Selection:
-    """Settings in layers: suggested, the user's own, `external` ones (weakest first), overrides of the call.
+    """Settings in layers: suggested, the user's own, `external` ones (weakest first), `overrides` of the call.
 
-    `overrides` are the call's; `samples` and `task` are for steps and forecast on `platform`.
+    `samples` and `task` are for steps and forecast on `platform`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Selection:
         self.replace_own([])
 
     def replace_own(self, own: list[Override], unusable: list[str] | None = None) -> None:
-        """Replace the user's overrides; `unusable`: errors of their file. Raise RequestError on conflict."""
+        """Replace the user's overrides; `unusable`: errors of their file."""
         by_key = {s.key: s for s in own}
         self.resolved, self.config = self.try_own(by_key)
         self.own, self.unusable = by_key, list(unusable or ())
@@ -136,7 +136,7 @@ def group_base(selection: Selection) -> Config:
 
 # %% ../../nbs/75_picker/02_selection.ipynb #f3d1115f
 def _effective_own(selection: Selection) -> dict[str, Override]:
-    """Return the user's overrides without a profile that a stronger source replaced, and its settings."""
+    """Return the user's overrides without those of a profile that a stronger source replaced."""
     mine = selection.own.get("trainer")
     if mine is None or "trainer" not in selection.locked or selection.resolved["trainer"].override.value == mine.value:
         return selection.own
@@ -166,10 +166,7 @@ def select(selection: Selection, key: str, typed: Any, changed: str) -> None:
 
 # %% ../../nbs/75_picker/02_selection.ipynb #c92296b5
 def select_more(selection: Selection, text: str, instead_of: list[str]) -> None:
-    """Make the overrides in `text`, split as in a shell, the user's own; all or none.
-
-    `instead_of`: keys that they replace.
-    """
+    """Make the overrides in `text` the user's own in place of the keys `instead_of`; all or none."""
     selection.unusable = []
     selection.errors.pop(MORE, None)
     try:
@@ -205,7 +202,7 @@ def run_folder(selection: Selection) -> str:
 
 
 def consequence_rows(selection: Selection, shown: Collection[str] = ()) -> list[Row]:
-    """Return errors (except for keys in `shown`), then effects, one row each."""
+    """Return errors (except for keys in `shown`), then effects."""
     folder = run_folder(selection)
     earlier = selection.cache.get(
         ("earlier run", folder), lambda: find_earlier_run(folder, selection.task) if selection.task else None
@@ -235,10 +232,7 @@ def is_secret(override: Override) -> bool:
 
 # %% ../../nbs/75_picker/02_selection.ipynb #443e873a
 def serialize(selection: Selection, own_only: bool = False) -> tuple[list[str], str]:
-    """Return (overrides, YAML) without secrets.
-
-    `own_only`: without the environment's and the call's.
-    """
+    """Return (overrides, YAML) without secrets; `own_only`: the user's."""
     suggested = [] if own_only and "trainer" in selection.locked else [selection.suggested]
     layers = [*suggested, selection.own.values(), *([] if own_only else selection.stronger)]
     resolved = resolve(*layers, settings_of=selection.cache.settings_of)
@@ -294,7 +288,7 @@ def source_rows(selection: Selection) -> list[tuple[str, str]]:
 
 
 def as_html(selection: Selection, note: str = "") -> str:
-    """Return the selection as HTML for viewers without a form, such as GitHub; `note`: last line."""
+    """Return the selection as HTML for viewers without a form, such as GitHub."""
     overrides = [r.override.text for r in selection.resolved.values()]
     names = [
         (f"{'→ ' if name == selection.config.profile else ''}{name}", _intent(selection, name))
