@@ -52,7 +52,7 @@ def _listed_bytes(file: IO[bytes]) -> int:
 # %% ../../nbs/00_system/11_array_archive.ipynb #d4224dab
 @dataclass(frozen=True)
 class ArrayHead:
-    """Header of an array in a file; `begins` is the offset of its values, None if compressed."""
+    """Header of an array in a file; `begins`: offset of its values, None if compressed."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class ArrayHead:
 
 
 def read_head(part: IO[bytes]) -> tuple[tuple[int, ...], Any, bool]:
-    """Return (shape, dtype, Fortran order) from the header of a .npy; raise ValueError for an invalid one."""
+    """Return (shape, dtype, Fortran order) of a .npy; ValueError if invalid."""
     import numpy
 
     try:
@@ -105,7 +105,6 @@ def _head_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: IO[bytes]) 
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
-    """Raise ValueError if the entries unpack beyond `size` bytes, or were not written by save_arrays."""
     packed = [entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if len(entries) > _MOST_ARRAYS or len({entry.filename for entry in entries}) < len(entries):
         raise ValueError(f"it has {len(entries):,} arrays, or two of one name")
@@ -140,7 +139,7 @@ def _opened(path: Path, most_listed: int = _MOST_LISTED) -> Iterator[tuple[zipfi
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #1ac02b17
 def array_heads(path: Path) -> dict[str, ArrayHead]:
-    """Return the headers of an .npz by name. Raise RequestError if it is damaged or unsupported."""
+    """Return the headers of an .npz by name."""
     with _opened(path) as (archive, file):
         entries = archive.infolist()
         _check_entries(entries, os.fstat(file.fileno()).st_size)
@@ -160,7 +159,7 @@ def _facts_in(comment: bytes) -> dict[str, Any]:
 
 
 def array_facts(path: Path) -> dict[str, Any]:
-    """Return the JSON object stored in an .npz, or {}. Raise RequestError like `array_heads`."""
+    """Return the JSON object stored in an .npz, or {}."""
     with _opened(path) as (archive, _):
         facts = _facts_in(archive.comment)
     return {name: value for name, value in facts.items() if name != _ORIGIN}
@@ -171,7 +170,6 @@ _PIECE = 2**22  # bytes of one read
 
 
 def _values_of(head: ArrayHead, archive: zipfile.ZipFile, file: IO[bytes], in_memory: int) -> Any:
-    """Return the values of an array with a checked header; large ones are memory-mapped."""
     import numpy
 
     order: Any = "F" if head.in_columns else "C"
@@ -189,9 +187,9 @@ def _values_of(head: ArrayHead, archive: zipfile.ZipFile, file: IO[bytes], in_me
 
 
 def read_arrays(path: Path, most_bytes: int | None = None, in_memory: int = IN_MEMORY) -> dict[str, Any]:
-    """Return the arrays of an .npz by name; uncompressed ones above `in_memory` bytes are memory-mapped.
+    """Return the arrays of an .npz; uncompressed ones above `in_memory` bytes are memory-mapped.
 
-    `most_bytes` limits the sum. Raise RequestError for damaged, unsupported or larger files.
+    RequestError if damaged, unsupported or in sum above `most_bytes`.
     """
     heads = array_heads(path)
     with _opened(path) as (archive, file):
@@ -201,7 +199,7 @@ def read_arrays(path: Path, most_bytes: int | None = None, in_memory: int = IN_M
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #e6a8ae61
 def check_stored(path: Path) -> None:
-    """Raise RequestError if torch's file at `path` is no archive, or has compressed or overlapping parts."""
+    """Raise RequestError if torch's file is no archive, or has compressed or overlapping parts."""
     with _opened(path, _MOST_STORED) as (archive, file):
         entries = archive.infolist()
         if any(
@@ -230,7 +228,7 @@ def _add_facts(file: IO[bytes], facts: dict[str, Any]) -> None:
 
 # %% ../../nbs/00_system/11_array_archive.ipynb #c5c216ed
 def save_arrays(path: Path, arrays: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-    """Write arrays as .npz with a mark, atomically, and the JSON values `facts` of at most 64 KB."""
+    """Write arrays as .npz with a mark, atomically, and JSON `facts` of at most 64 KB."""
     import numpy
 
     with replacing(path) as file:
@@ -254,9 +252,6 @@ def _is_own(path: Path, *identity: int) -> bool:  # `identity` invalidates the c
 
 
 def are_own_arrays(path: Path) -> bool:
-    """Check whether this user's processes wrote the arrays at `path`, without later changes.
-
-    Raise OSError if it cannot be read, RequestError if it is damaged.
-    """
+    """Check whether this user's processes wrote the arrays, without later changes."""
     about = path.stat()
     return _is_own(path, about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)

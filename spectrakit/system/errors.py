@@ -26,12 +26,12 @@ _LONG_QUOTE = re.compile(rf"""(?<!\w)(?:'[^'\n]{{{_LONGEST_WORD},}}'|"[^"\n]{{{_
 
 
 def without_controls(text: str) -> str:
-    """Return `text` without control characters, direction marks and characters that cannot be encoded."""
+    """Return `text` without control characters, direction marks and half characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
 def readable(text: str) -> str:
-    """Return `text` for a message: without control characters and tabs, long words shortened."""
+    """Return `text` for a message: without controls, long words shortened."""
     text = without_controls(text).replace("\t", "�")
     text = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-20:]}", text)
     text = _LONG_QUOTE.sub(lambda quote: f"{quote[0][:100]}…{quote[0][-20:]}", text)
@@ -39,7 +39,7 @@ def readable(text: str) -> str:
 
 # %% ../../nbs/00_system/01_errors.ipynb #7258eb63
 def render_alone(error: BaseException) -> list[str]:
-    """Return the lines that a notebook prints for an error; its stack is folded."""
+    """Return a notebook's lines for an error; its stack is folded."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if getattr(shell, "kernel", None) is not None and not hasattr(error, "_folded"):
         vars(error)["_folded"] = True  # a kernel calls this twice
@@ -52,7 +52,7 @@ def render_alone(error: BaseException) -> list[str]:
 
 # %% ../../nbs/00_system/01_errors.ipynb #0cac7ea0
 class RequestError(ValueError):
-    """Error of the user's request. Its message states problem, value and fix, with secrets masked."""
+    """Error of the user's request: problem, value and fix, with secrets masked."""
 
     def __init__(self, *words: object):
         super().__init__(*(readable(masked(word)) if isinstance(word, str) else word for word in words))
@@ -62,7 +62,7 @@ class RequestError(ValueError):
 
 
 class TaskError(RequestError):
-    """Error in the code or the data of the task: a run ends as failed."""
+    """Error in the task's code or data: a run ends as failed."""
 
 # %% ../../nbs/00_system/01_errors.ipynb #7ace0002
 _MOST_PART, _MOST_TRACEBACK = 2**14, 2**17  # characters
@@ -74,7 +74,7 @@ def without_middle(text: str, most: int) -> str:
 
 
 def traceback_text() -> str:
-    """Return the current error with its stack, masked and shortened; of a TaskError its cause, or its words alone."""
+    """Return the current error with its stack, masked and shortened; of a TaskError its cause, or its words."""
     cause = error = sys.exc_info()[1]
     while isinstance(cause, TaskError):
         cause = cause.__cause__
@@ -85,10 +85,7 @@ def traceback_text() -> str:
 
 # %% ../../nbs/00_system/01_errors.ipynb #5de02b75
 def check_type(value: object, kinds: type | tuple[type, ...], what: str, wanted: str) -> None:
-    """Raise RequestError if `value` is not of `kinds`; a bool is not a number.
-
-    The message names `what` and describes a valid value, `wanted`.
-    """
+    """Raise RequestError if `value` is not of `kinds` (a bool is not a number); `what` must be `wanted`."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         raise RequestError(f"{what} is {type(value).__name__}, but must be {wanted}.")
 
@@ -121,7 +118,7 @@ def _libraries() -> tuple[Path, ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def is_own_file(file: str) -> bool:
-    """Check whether `file` is a file or a cell of the user."""
+    """Check whether `file` is the user's file or cell."""
     if not file or file.startswith("<"):
         return bool(file) and not file.startswith("<frozen")
     path = Path(file).resolve()
@@ -129,7 +126,7 @@ def is_own_file(file: str) -> bool:
 
 # %% ../../nbs/00_system/01_errors.ipynb #c09b4c17
 def is_own_module(name: str) -> bool:
-    """Check whether the loaded module `name` is a notebook, a script, or a file of the user."""
+    """Check whether a loaded module is a notebook, a script, or the user's file."""
     file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")  # not a dynamic one, such as of torch.ops
     return name == "__main__" or (isinstance(file, str) and is_own_file(file))
 

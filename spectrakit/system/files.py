@@ -42,7 +42,7 @@ def _fsync(handle: int) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file, or a folder if its file system can. Raise OSError for a failing or full disk."""
+    """Flush a file, or a folder if possible. Raise OSError for a failing or full disk."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -54,7 +54,7 @@ def fsync_path(path: Path) -> None:
 
 # %% ../../nbs/00_system/08_files.ipynb #92eb9030
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """Open a regular file, or a link to one, for reading. Raise OSError for others."""
+    """Open a regular file, or a link to one; OSError for others."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
@@ -65,13 +65,13 @@ def open_regular(path: Path | str) -> io.BufferedReader:
 
 
 def read_start(path: Path | str, most_bytes: int = 2**22) -> str:
-    """Return at most the first `most_bytes` of a regular file as text. Raise OSError as `open_regular`."""
+    """Return the first `most_bytes` of a regular file as text."""
     with open_regular(path) as file:
         return file.read(most_bytes).decode("utf-8", "replace")
 
 
 def read_end(path: Path | str, most_bytes: int = 2**16) -> str:
-    """Return at most the last `most_bytes` of a regular file as text. Raise OSError as `open_regular`."""
+    """Return the last `most_bytes` of a regular file as text."""
     with open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
         return file.read(most_bytes).decode("utf-8", "replace")
@@ -81,7 +81,7 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a fo
 
 
 def not_a_file(path: Path) -> str:
-    """Return "a pipe", "a socket", "a device" or "a folder" if `path` is one, else ""."""
+    """Return "a pipe", "a socket", "a device" or "a folder", or "" for files."""
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def not_a_file(path: Path) -> str:
 
 
 def is_stream(path: Path) -> bool:
-    """Check whether `path` is a device, a pipe or a name in /dev. Raise OSError for a folder or a socket."""
+    """Check for a device, a pipe or a name in /dev. Raise OSError for a folder or a socket."""
     where = os.path.abspath(path)
     if re.match(r"/dev/(?!shm/)|/proc/", where) and os.path.exists(where):
         return not os.path.isdir(where)
@@ -108,7 +108,6 @@ _READER_S = 60.0  # seconds to wait for a reader of a pipe
 
 
 def _open_stream(path: Path) -> IO[bytes]:
-    """Open a device or a pipe for writing. Raise OSError without a reader within a minute."""
     until = time.monotonic() + _READER_S
     while True:
         try:
@@ -124,7 +123,7 @@ def _open_stream(path: Path) -> IO[bytes]:
 
 # %% ../../nbs/00_system/08_files.ipynb #6198be56
 def open_new(path: Path) -> IO[bytes]:
-    """Create a file for this user only and open it for writing. Raise OSError if it exists."""
+    """Create and open a file for this user only; OSError if it exists."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     return os.fdopen(os.open(path, flags, 0o600), "w+b")
 
@@ -152,9 +151,9 @@ def _start_of_names(path: Path) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path, stream: bool = True) -> Iterator[IO[bytes]]:
-    """Yield an open temporary file beside `path`, and move it there at the end of the block; on failure the old stays.
+    """Yield an open temporary file, and move it to `path` at the end of the block; on failure the old stays.
 
-    A link at `path` is replaced; a device or pipe, if `stream` permits it, is written to. Others raise OSError.
+    A link is replaced; a device or pipe, if `stream` permits it, is written to. Others raise OSError.
     """
     if is_stream(path):
         if not stream:
@@ -176,7 +175,7 @@ def replacing(path: Path, stream: bool = True) -> Iterator[IO[bytes]]:
 
 # %% ../../nbs/00_system/08_files.ipynb #1c12dc45
 def write_atomic(path: Path, text: str | bytes, stream: bool = True) -> None:
-    """Write `text` to `path` atomically, also under a crash; `stream` as for `replacing`."""
+    """Write `text` atomically, also under a crash; `stream` as for `replacing`."""
     with replacing(path, stream) as file:
         file.write(text.encode() if isinstance(text, str) else text)
         file.flush()
@@ -185,7 +184,7 @@ def write_atomic(path: Path, text: str | bytes, stream: bool = True) -> None:
 
 # %% ../../nbs/00_system/08_files.ipynb #5be1c0d3
 def drop_leftovers(path: Path, after_s: float = 60.0) -> None:
-    """Remove temporary files of `path` left by killed processes and older than `after_s` seconds."""
+    """Remove temporary files of `path` of dead processes, older than `after_s` seconds."""
     import psutil
 
     start = _start_of_names(path)
@@ -199,7 +198,7 @@ def drop_leftovers(path: Path, after_s: float = 60.0) -> None:
 
 # %% ../../nbs/00_system/08_files.ipynb #5be1c0e1
 def untouched_s(folder: Path) -> float:
-    """Return the seconds since the last change in `folder`. Raise OSError if it is gone."""
+    """Return the seconds since the last change in `folder`."""
     return time.time() - max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 # %% ../../nbs/00_system/08_files.ipynb #f6b6a97c
@@ -213,7 +212,7 @@ def file_sha256(path: Path) -> str:
 
 # %% ../../nbs/00_system/08_files.ipynb #9d0e0021
 def checked_path(value: Any, what: str) -> Path:
-    """Return `value` as a path. Raise RequestError, which names `what`, if it cannot be one."""
+    """Return `value` as a path; a RequestError names `what`."""
     if isinstance(value, bytes) or not isinstance(value, (str, os.PathLike)):
         raise RequestError(f"{what} is {type(value).__name__}, but must be a path, such as 'runs'.")
     try:
@@ -228,11 +227,10 @@ def checked_path(value: Any, what: str) -> Path:
 
 # %% ../../nbs/00_system/08_files.ipynb #19679a6f
 class NotInside(OSError):
-    """File that leads out of its folder, is not regular, or is too large."""
+    """File that leads out of its folder, is not regular, or too large."""
 
 
 def _is_regular(path: Path) -> bool:
-    """Check whether `path` is a regular file and not a link."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -240,7 +238,7 @@ def _is_regular(path: Path) -> bool:
 
 # %% ../../nbs/00_system/08_files.ipynb #cdde5075
 def check_inside(folder: Path, path: Path) -> None:
-    """Raise NotInside if an existing `path` leads out of `folder`, or is no regular file or folder."""
+    """Raise NotInside if `path` leads out of `folder`, or is no regular file or folder."""
     if path.parent == folder and _is_regular(path):
         return  # the usual case; resolving links takes ten times as long
     try:
@@ -258,7 +256,7 @@ def check_inside(folder: Path, path: Path) -> None:
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Check whether `path` is a regular file or a folder inside `folder`, links resolved."""
+    """Check for a regular file or folder inside `folder`, links resolved."""
     try:
         check_inside(folder, path)
     except OSError:
@@ -267,7 +265,7 @@ def is_inside(folder: Path, path: Path) -> bool:
 
 # %% ../../nbs/00_system/08_files.ipynb #3e963058
 def read_bounded(folder: Path, path: Path, most_bytes: int) -> bytes:
-    """Return the bytes of the file `path` in `folder`. Raise NotInside, or OSError if it is missing."""
+    """Return the bytes of a file in `folder`; NotInside, or OSError if missing."""
     check_inside(folder, path)
     with open(path, "rb") as file:
         data = file.read(most_bytes + 1)
@@ -277,7 +275,7 @@ def read_bounded(folder: Path, path: Path, most_bytes: int) -> bytes:
 
 
 def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
-    """Return the JSON object in `file`; {} if missing, damaged, too large, or a link out of its folder."""
+    """Return the JSON object in `file`; {} if missing, damaged, too large, or a link out."""
     try:
         values = json.loads(read_bounded(file.parent, file, most_bytes))
     except (OSError, ValueError, RecursionError):
@@ -286,7 +284,7 @@ def read_mapping(file: Path, most_bytes: int) -> dict[str, Any]:
 
 # %% ../../nbs/00_system/08_files.ipynb #1c12dc40
 def unsafe_entries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (path, description) of links that lead out of `folder`, and of pipes, sockets and devices."""
+    """Yield (path, description) of links that lead out, pipes, sockets and devices."""
     real = folder.resolve()
     for parent, folders, files in os.walk(folder):
         for name in sorted([*folders, *files]):
@@ -317,7 +315,7 @@ def _full(folder: str | Path) -> str:
 
 
 def storage_problem(folder: str | Path, error: OSError | None = None) -> str:
-    """Return why no file can be written in `folder`, as the end of a sentence, or ''; also for an earlier `error`."""
+    """Return why no file can be written in `folder` (or failed with `error`), or ''."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             if file.write(bytes(_PROBE_BYTES)) < _PROBE_BYTES:
@@ -337,10 +335,7 @@ _OF_STORAGE = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS}
 
 
 def storage_cause(error: str, *folders: str | Path) -> str:
-    """Return the storage problem behind `error`, such as ' (/tmp is full: 0 B are free of 1 MiB)', or ''.
-
-    `folders` are tested if the error names no file.
-    """
+    """Return the storage problem behind `error`, such as ' (/tmp is full: 0 B are free of 1 MiB)', or ''."""
     found = _OF_STORAGE.search(error)
     if found is None:
         return ""
@@ -350,7 +345,7 @@ def storage_cause(error: str, *folders: str | Path) -> str:
 
 # %% ../../nbs/00_system/08_files.ipynb #295b665e
 def temporary_folder() -> str:
-    """Return TMPDIR, else the folder of `tempfile`. Raise RequestError if there is none."""
+    """Return TMPDIR, else tempfile's folder."""
     named = os.environ.get("TMPDIR", "")
     try:
         if os.path.isdir(named):
@@ -385,7 +380,7 @@ def _is_open_as(path: Path, handle: int) -> bool:
 
 @contextlib.contextmanager
 def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
-    """Yield a function that returns the current path of `folder`, or None if it left this disk."""
+    """Yield a function that returns the current path of a moved `folder`, or None."""
     if not hasattr(os, "O_DIRECTORY"):
         yield lambda: folder if folder.is_dir() else None
         return
@@ -402,7 +397,7 @@ def followed(folder: Path) -> Iterator[Callable[[], Path | None]]:
 
 # %% ../../nbs/00_system/08_files.ipynb #eb141cee
 def try_lock(handle: int, shared: bool = False, unsupported: bool = False) -> bool:
-    """Lock an open file; return False if another process holds the lock, `unsupported` if the system has no locks."""
+    """Lock an open file; False if another process holds it, `unsupported` without locks."""
     try:
         import fcntl
 
@@ -416,7 +411,7 @@ def try_lock(handle: int, shared: bool = False, unsupported: bool = False) -> bo
 
 @contextlib.contextmanager
 def alone_with(lock: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the new or existing file `lock`, across processes and threads."""
+    """Hold an exclusive lock on the file `lock`, across processes and threads."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "a") as file:
         try:
@@ -432,10 +427,7 @@ T = TypeVar("T")
 
 
 class Lookout(Generic[T]):
-    """Latest `value` of `look`, which a thread calls every `every_s` seconds until `close`.
-
-    Before that it is `first`; after an error it stays.
-    """
+    """Latest `value` of `look`, which a thread calls every `every_s` seconds; `first` before, kept after an error."""
 
     def __init__(self, look: Callable[[], T], every_s: float, first: T) -> None:
         self.value, self._look, self._every_s = first, look, every_s

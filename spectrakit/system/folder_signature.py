@@ -21,9 +21,7 @@ _KEY_BYTES = 32
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #3cae45f8
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder for this user's state: SPECTRAKIT_STATE, else `spectrakit` in XDG_STATE_HOME or
-    ~/.local/state.
-    """
+    """Return this user's state folder: SPECTRAKIT_STATE, XDG_STATE_HOME/spectrakit or ~/.local/state/spectrakit."""
     environ = os.environ if environ is None else environ
     if stated := environ.get("SPECTRAKIT_STATE"):
         return Path(stated).expanduser().absolute()
@@ -32,7 +30,6 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #94597447
 def _read_key(file: Path) -> bytes | None:
-    """Return the key in `file` if only this user can read and write it."""
     try:
         handle = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
@@ -83,27 +80,27 @@ def _key() -> bytes:
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #4cd446c0
 def mark_of(name: str, content: bytes, kind: str = "run") -> str:
-    """Return this user's mark of an object `name` with these bytes; marks of different kinds differ."""
+    """Return this user's mark of an object; marks of different kinds differ."""
     text = f"spectrakit {kind} 1\0{name}\0{hashlib.sha256(content).hexdigest()}"
     return hmac.new(_key(), text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
 
 def has_mark(name: object, content: bytes, mark: object, kind: str = "run") -> bool:
-    """Check whether `mark` is this user's mark of the object `name` of `kind` with the bytes `content`."""
+    """Check whether `mark` is this user's for the object `name` of `kind` with the bytes `content`."""
     if not isinstance(name, str) or not isinstance(mark, str):
         return False
     return hmac.compare_digest(mark.encode("utf-8", "surrogatepass"), mark_of(name, content, kind).encode())
 
 # %% ../../nbs/00_system/09_folder_signature.ipynb #c1b42fd9
 def accept(digest: str) -> None:
-    """Store this user's consent to the content with this SHA-256. Raise OSError if that fails."""
+    """Store this user's consent to content with this SHA-256."""
     folder = state_folder() / "accepted"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / digest).touch(0o600)
 
 
 def is_accepted(digest: str) -> bool:
-    """Check whether this user has consented to the content with this SHA-256."""
+    """Check for this user's consent to content with this SHA-256."""
     file = state_folder() / "accepted" / digest
     try:
         return not hasattr(os, "getuid") or os.lstat(file).st_uid == os.getuid()

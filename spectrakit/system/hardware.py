@@ -65,7 +65,7 @@ def _number(text: str) -> float:
 
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc03
 def usable_cores(root: str) -> tuple[int, str]:
-    """Return the number of CPU cores available to this process, and the source."""
+    """Return the CPU cores available to this process, and the source."""
     allowed = re.search(r"^Cpus_allowed_list:\s*([0-9,-]+)$", read_small(root, "/proc/self/status"), re.MULTILINE)
     if allowed:
         spans = [[int(n) for n in span.split("-")] for span in allowed[1].split(",")]
@@ -115,7 +115,7 @@ _COUNTS = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))  #
 
 
 def memory_kills(root: str = "/") -> int | None:
-    """Return the number of processes that the kernel has killed for lack of memory, if known."""
+    """Return how many processes the kernel has killed for lack of memory, if known."""
     counts = [
         int(match[1])
         for folder in _groups(root, "memory")
@@ -127,10 +127,7 @@ def memory_kills(root: str = "/") -> int | None:
 
 
 def killed_for_memory(before: int | None, root: str = "/") -> str | None:
-    """Return a sentence on a kill since the count `before` of `memory_kills`, or None.
-
-    It names the limit, and on WSL2 the file that sets it.
-    """
+    """Return a sentence on a kill since the count `before`, or None."""
     now = memory_kills(root)
     if before is None or now is None or now <= before:
         return None
@@ -185,7 +182,7 @@ def free_bytes(path: str | os.PathLike, root: str, kaggle: bool) -> int:
 # %% ../../nbs/00_system/03_hardware.ipynb #23a2fc07
 @dataclass(frozen=True)
 class Gpu:
-    """Visible GPU: memory in GiB, compute capability such as (7, 5) if known."""
+    """Visible GPU; compute capability such as (7, 5), if known."""
 
     name: str
     memory_gib: float
@@ -304,7 +301,7 @@ TPU_CHIPS = {"0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v
 
 
 def visible_tpu(environ: Mapping[str, str], root: str) -> str | None:
-    """Return the kind of TPU, such as 'v5e' or 'v3-8', 'unknown kind', or None."""
+    """Return the TPU's kind, such as 'v5e', 'unknown kind', or None."""
     if kind := environ.get("TPU_ACCELERATOR_TYPE"):
         return kind
     bus = "/sys/bus/pci/devices"

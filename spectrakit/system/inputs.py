@@ -61,7 +61,7 @@ MAX_FOLDERS = 5000  # largest number of folders to search
 
 
 def _holding(folder: str, marker: str) -> list[str]:
-    """Return the outermost folders at or below `folder` with `marker`, among the first MAX_FOLDERS."""
+    """Return the outermost folders with `marker`, among the first MAX_FOLDERS."""
     level, looked_at = [folder], 0
     for _ in range(DEPTH + 1):
         some = level[: MAX_FOLDERS - looked_at]
@@ -126,7 +126,6 @@ def _not_found(slug: str, marker: str | None, folders: list[tuple[str, str]]) ->
 
 # %% ../../nbs/00_system/05_inputs.ipynb #220b8782
 def _distinct(paths: list[str]) -> list[str]:
-    """Return `paths` without duplicates of the same folder."""
     seen: dict[tuple[int, int], str] = {}
     for path in paths:
         seen.setdefault(((about := os.stat(path)).st_dev, about.st_ino), path)
@@ -182,7 +181,7 @@ def find_input(
 
 # %% ../../nbs/00_system/05_inputs.ipynb #23a2fc07
 def has_internet(timeout_s: float = 2.0, host: str = "example.com", port: int = 443) -> bool:
-    """Check within `timeout_s` seconds whether a TCP connection to `host`:`port` can be opened. Nothing is sent."""
+    """Check within `timeout_s` seconds for a TCP connection to `host`:`port`. Nothing is sent."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s={timeout_s!r} is not a valid time. Use seconds above zero, such as 2.")
     answers = []

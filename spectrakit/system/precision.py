@@ -26,7 +26,7 @@ PRECISIONS = ("auto", "no", "fp16", "bf16")
 
 
 def choose_precision(requested: str, gpus: Sequence[Gpu], asked: bool = True) -> tuple[str, str]:
-    """Return the mixed precision ('no', 'fp16' or 'bf16') and the reason; `asked`: by a person, not a profile."""
+    """Return 'no', 'fp16' or 'bf16', and the reason; `asked`: by a person, not a profile."""
     if requested not in PRECISIONS:
         near = difflib.get_close_matches(str(requested), PRECISIONS, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -59,7 +59,7 @@ def choose_precision(requested: str, gpus: Sequence[Gpu], asked: bool = True) ->
 
 # %% ../../nbs/00_system/12_precision.ipynb #5eed0a02
 def choose_matmul(requested: str, gpus: Sequence[Gpu], mixed_precision: str) -> tuple[str | None, str]:
-    """Return torch's float32 matmul precision, None for its default, and the reason."""
+    """Return torch's float32 matmul precision (None: its default), and the reason."""
     if requested != "auto":
         return requested, f"float32 products: {requested}, as asked"
     capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
@@ -76,7 +76,7 @@ def choose_matmul(requested: str, gpus: Sequence[Gpu], mixed_precision: str) -> 
 def choose_channels_last(
     requested: str | bool, gpus: Sequence[Gpu], mixed_precision: str, sharded: bool = False
 ) -> tuple[bool, str]:
-    """Return whether 2D convolutions use the channels_last format, and the reason.
+    """Return whether 2D convolutions use channels_last, and the reason.
 
     `requested`: 'auto', True or False; `gpus` of the run; `mixed_precision`; `sharded`: by FSDP.
     """

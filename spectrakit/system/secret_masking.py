@@ -55,7 +55,7 @@ _ENDS = _words("ID B BASE VALUE PEM JSON ENV PROD DEV TEST STAGING LIVE OLD NEW 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #a22b6703
 @lru_cache(4096)
 def secrecy(name: str) -> int:
-    """Return how likely `name` names a secret: 2 certain, 1 if its value looks like a secret, 0 no."""
+    """Return 2 if `name` names a secret, 1 if the value decides, else 0."""
     words = [w.upper() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name.rpartition(".")[2] or name)]
     return max((_word_secrecy(words, i, name.isupper()) for i in range(len(words))), default=0)
 
@@ -82,18 +82,18 @@ _NOTHING = re.compile(r"none|null|true|false|unset|empty|missing|required|option
 
 
 def is_plain(value: str) -> bool:
-    """Check whether a text is words with numbers, a number, or a path, so not random."""
+    """Check for words with numbers, a number, or a path."""
     return len(value) < 400 and bool(_PLAIN.fullmatch(value) or _NUMBER.fullmatch(value) or _is_path(value))
 
 
 def _is_path(value: str) -> bool:
-    """Check for a path. A part of mixed characters may be a base64 key, which contains slashes."""
+    """Check for a path; mixed characters between slashes may be base64."""
     parts = re.split(r"[/\\]", value)
     return bool(_PATH.fullmatch(value)) and not any(len(part) >= 16 and _mixed(part) == 3 for part in parts)
 
 
 def _is_readable_number(value: str, level: int) -> bool:
-    """Check for a number that is no key; after a certain name, eight or more digits are a key."""
+    """Check for a number; after a certain name, eight digits are a key."""
     return bool(_NUMBER.fullmatch(value)) and not (level == 2 and value.isdigit() and len(value) >= 8)
 
 
@@ -102,7 +102,7 @@ def _mixed(value: str) -> int:
 
 
 def looks_random(value: str) -> bool:
-    """Check whether a text may be a key: at least eight characters of several kinds, not plain."""
+    """Check for a possible key: eight characters or more of several kinds, not plain."""
     return len(value) >= 8 and _mixed(value) >= 2 and bool(re.search("[0-9]", value)) and not is_plain(value)
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #a3a6ee26
@@ -168,7 +168,7 @@ _TABLE = (  # service, prefixes, body with its boundary
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #7dc14a73
 class Form(NamedTuple):
-    """Form of a secret: service, prefixes of which one is in the text, and the expression with a group `secret`."""
+    """Form of a secret: service, prefixes (one is in the text), expression with a group `secret`."""
 
     whose: str
     starts: tuple[str, ...]
@@ -181,10 +181,7 @@ class Form(NamedTuple):
 
 
 def _form(whose: str, starts: str, body: str) -> Form:
-    """Return the form of a row; a key that may contain a dash does not begin after one.
-
-    The group `glued` matches a key after another letter, which must look random.
-    """
+    """Return the form of a row; `glued`: a key after another letter, which must look random."""
     words, first = tuple(starts.split()), _FIRST.replace("{}", "-" if "-]" in body else "")
     return Form(whose, words, f"(?:{first}|(?P<glued>))(?P<secret>(?:{'|'.join(map(re.escape, words))}){body})")
 
@@ -275,7 +272,7 @@ def _may_be_glued(whose: str, secret: str) -> bool:
 
 
 def secrets_in(text: str) -> list[FoundSecret]:
-    """Return the secrets in `text` that match a form, in order, without overlap."""
+    """Return the secrets in `text` that match a form, without overlap."""
     secrets: list[FoundSecret] = []
     begun = [start for start in _FORMS_OF if start in text]  # the only work for most lines
     for form in dict.fromkeys(form for start in begun for form in _FORMS_OF[start]):
@@ -301,7 +298,6 @@ def _replaced(text: str, places: Iterable[tuple[str, int, int]]) -> str:
 
 
 def _forms(text: str) -> list[tuple[str, int, int]]:
-    """Return (word, begin, end) of the secrets that match a form."""
     return [(f"<{secret.whose}>", secret.begin, secret.end) for secret in secrets_in(text)]
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #4f6854ec
@@ -310,13 +306,13 @@ _handed: dict[str, str] = {}  # value → name
 
 
 def remember(name: str, value: str) -> None:
-    """Mask `value`, a secret called `name`, from now on, unless below six characters."""
+    """Mask `value`, called `name`, from now on, unless below six characters."""
     if len(value) >= 6:
         _handed[value] = name
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #bdd78147
 def spellings(value: str) -> set[str]:
-    """Return the spellings of a secret: plain, escaped, percent-encoded, base64 at any offset, hexadecimal."""
+    """Return a secret's spellings: escaped, percent-encoded, base64 at any offset, hexadecimal."""
     raw = value.encode("utf-8", "surrogateescape")
     forms = {value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)}
     forms |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}
@@ -330,7 +326,7 @@ def spellings(value: str) -> set[str]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #68b8d02c
 def _parts(name: str, value: str) -> Iterator[str]:
-    """Return the secret parts of a variable: all of it, its lines, or the password of an address."""
+    """Yield a variable's secret parts: all of it, its lines, or an address's password."""
     level = secrecy(name)
     address = re.match(r"[\w+.-]+://[^/\s]*:([^/\s]+)@", value)
     if address and len(address[1]) >= LEAST and not is_plain(address[1]):
@@ -349,8 +345,6 @@ def _parts(name: str, value: str) -> Iterator[str]:
 # %% ../../nbs/00_system/00_secret_masking.ipynb #a778d7c7
 @dataclass
 class _Known:
-    """Texts to mask, longest first, and their sources."""
-
     made_from: tuple[Any, Any] = (None, None)
     needles: tuple[tuple[str, str], ...] = ()
     keys: dict[str, str] = field(default_factory=dict)  # masked mapping keys, valid for these texts
@@ -360,12 +354,11 @@ _known = _Known()
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return secret value → name, of the variables `environ` and of values passed to `remember`."""
+    """Return secret value → name, of variables and of `remember`."""
     return {part: name for name, value in environ.items() for part in _parts(name, value)} | _handed
 
 
 def _needles() -> tuple[tuple[str, str], ...]:
-    """Return (text, name) of all spellings of all known secrets."""
     environ = getattr(os.environ, "_data", os.environ)  # compared without decoding a hundred variables
     if _known.made_from != (environ, _handed):
         made_from, needles = (dict(environ), dict(_handed)), {}
@@ -398,7 +391,7 @@ def is_secret_value(name: str, value: str) -> bool:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #5c24e9e9
 def _is_sentence(named: re.Match, value: re.Match) -> bool:
-    """Check for prose such as 'HF_TOKEN: missing', or a list of words; never after `password:`."""
+    """Check for prose such as 'HF_TOKEN: missing'."""
     if "," in named[2]:
         return bool(re.fullmatch("[A-Za-z_. -]{1,200}", value[1] or ""))
     if ":" not in named[2] or value[2] is None or "passw" in named[1].lower():
@@ -450,7 +443,7 @@ def _lines_below(named: re.Match) -> Iterator[tuple[str, int, int]]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #27a16cd1
 def _shaped(text: str) -> Iterator[tuple[str, int, int]]:
-    """Return (name, begin, end) of secrets in YAML blocks, tags, attributes, a .netrc and sentences."""
+    """Yield secrets in YAML blocks, tags, attributes, a .netrc and sentences."""
     if ":" in text and "\n" in text:
         for named in _BELOW.finditer(text):
             if secrecy(named[2]):
@@ -464,7 +457,7 @@ def _shaped(text: str) -> Iterator[tuple[str, int, int]]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #3514583b
 def pairs_in(text: str) -> list[tuple[str, int, int]]:
-    """Return (name, begin, end) of the secret values in `text` after a name, in order, without overlap."""
+    """Return (name, begin, end) of secret values after a name, without overlap."""
     low = text.lower()
     if not any(stem in low for stem in _STEMS):
         return []
@@ -487,7 +480,6 @@ def pairs_in(text: str) -> list[tuple[str, int, int]]:
 
 
 def _pairs(text: str) -> list[tuple[str, int, int]]:
-    """Return (word, begin, end) of the secret values after a name."""
     return [(HIDDEN, begin, end) for _, begin, end in pairs_in(text)]
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #d909c381
@@ -502,7 +494,7 @@ _UNSEEN = re.compile(
 
 
 def _as_seen(text: str) -> tuple[str, list[int]]:
-    """Return `text` without escape sequences and with encoded letters decoded, and the characters' positions."""
+    """Return `text` decoded, without escape sequences, and the characters' positions."""
     pieces, places, at = [], [], 0
     for match in _UNSEEN.finditer(text):
         letter = next((chr(int(code, 16)) for code in match.groups() if code), "")
@@ -513,7 +505,6 @@ def _as_seen(text: str) -> tuple[str, list[int]]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #6e7cfb96
 def _known_in(text: str) -> list[tuple[str, int, int]]:
-    """Return (word, begin, end) of known secrets, longest first."""
     found: list[tuple[str, int, int]] = []
     for needle, name in ((needle, name) for needle, name in _needles() if needle in text):
         for begin in (match.start() for match in re.finditer(re.escape(needle), text)):
@@ -550,7 +541,7 @@ def _decoded(word: str) -> str:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #e5997aed
 def _wrapped(text: str) -> list[tuple[str, int, int]]:
-    """Return (word, begin, end) of secrets with a line break inside."""
+    """Return secrets with a line break inside."""
     if "\n" not in text:
         return []
     pieces, places, at = list[str](), list[int](), 0
@@ -576,7 +567,6 @@ def _wrapped(text: str) -> list[tuple[str, int, int]]:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #5902c49c
 def _encoded(text: str) -> list[tuple[str, int, int]]:
-    """Return (word, begin, end) of base64 or hexadecimal words that encode a text with a secret."""
     return [
         (HIDDEN, *match.span())
         for match in _CODED.finditer(text)
@@ -593,16 +583,15 @@ def known_masked(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Return `text` with a placeholder for every secret: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`. Never raises.
+    """Return `text` with placeholders for secrets: `<HF_TOKEN>`, `<GitHub token>`, `<hidden>`. Never raises.
 
-    Secrets are values of secret variables and of `secret`, keys of some seventy services, and values of names such as
-    `password`; also inside base64 and hexadecimal, and across a line break.
+    Secrets are values of secret variables and of `secret`, keys of some seventy services, and values after names such
+    as `password`; also inside base64 and hexadecimal, and across a line break.
     """
     return text if len(text) < 4 else _without(_FINDERS, text)
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #4ab209d5
 def _masked_keys(keys: Iterable[Any]) -> list:
-    """Return masked keys of a mapping, cached because events repeat them."""
     _needles()  # clears the cache after a new secret
     known, masked_keys = _known.keys, []
     for key in keys:
@@ -616,7 +605,7 @@ def _masked_keys(keys: Iterable[Any]) -> list:
 
 
 def masked_value(value: Any, name: str = "") -> Any:
-    """Return plain JSON values without secrets; `name` is that of the value, such as `task.password`."""
+    """Return plain JSON values without secrets; `name`: such as `task.password`."""
     if isinstance(value, str):
         return HIDDEN if name and is_secret_value(name, value) else masked(value)
     if isinstance(value, dict):
@@ -652,18 +641,13 @@ def _cut_before_secrets(text: str, cut: int) -> int:
 
 # %% ../../nbs/00_system/00_secret_masking.ipynb #5e99f6a5
 class MaskedStream:
-    """Text stream that masks text before it reaches `stream`; other attributes are the stream's.
-
-    Attributes:
-        stream: Stream to write to.
-        mask: Masks whole lines.
-    """
+    """Text stream that masks text on its way to `stream`; `mask` masks whole lines."""
 
     def __init__(self, stream: Any, mask: Callable[[str], str] = masked):
         self.stream, self._mask, self._held = stream, mask, threading.local()
 
     def write(self, text: str) -> int:
-        """Write complete lines, masked, and hold back the rest; return the length of `text`."""
+        """Write complete lines, masked, and hold back the rest."""
         held = getattr(self._held, "text", "") + text
         end = max(held.rfind("\n"), held.rfind("\r")) + 1
         if self._mask is masked:
@@ -714,7 +698,7 @@ def mask_file(path: Path) -> bool:
 
 
 def mask_files(folder: Path, *patterns: str) -> None:
-    """Mask the secrets in the readable files of `folder` that match `patterns`."""
+    """Mask the secrets in files of `folder` that match `patterns`."""
     for pattern in patterns:
         for path in folder.glob(pattern):
             with contextlib.suppress(OSError):

@@ -63,7 +63,7 @@ def _as_masked(name: str, value: str) -> Secret:
 
 # %% ../../nbs/00_system/06_secrets.ipynb #90d68cca
 class SecretError(LookupError):
-    """Missing secret. The message states the reason, and how to add it on this platform."""
+    """Missing secret; the message tells how to add it on this platform."""
 
 
 def _kaggle(name: str) -> Any:
@@ -103,7 +103,7 @@ _REASONS = {
 
 # %% ../../nbs/00_system/06_secrets.ipynb #ba7898fb
 def _ask(read: Callable[[str], Any], name: str, timeout_s: float) -> tuple[str | None, str]:
-    """Return (value, '') from a store, or (None, reason), within `timeout_s`. Never raises."""
+    """Return (value, '') or (None, reason) within `timeout_s`. Never raises."""
     answers: list[tuple[str | None, str]] = []
 
     def ask() -> None:
@@ -133,7 +133,7 @@ _LOOKS_SECRET = re.compile(
 
 
 def _checked_name(name: Any) -> str:
-    """Return a valid name. The ValueError does not repeat it, as it may be the secret."""
+    """Return a valid name; an error does not repeat it, as it may be the secret."""
     if not isinstance(name, str) or not name.strip() or "=" in name or not name.isprintable():
         raise ValueError("A secret is read by its name. Write it as in secret('WANDB_API_KEY').")
     if _LOOKS_SECRET.fullmatch(name.strip()):

@@ -19,8 +19,6 @@ from typing import Any
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fc01
 class _SignalRecorder:
-    """Signal handler that appends to `received`, and to the list of an enclosing block."""
-
     def __init__(self, received: list[int], raises_at: Callable[[], float], outer: list[int] | None = None):
         self.received, self.raises_at, self.outer = received, raises_at, outer
 
@@ -45,7 +43,7 @@ _of_thread = threading.local()
 
 
 def share_signals(received: list[int]) -> None:
-    """Make `interrupts` return the list `received`, which the main thread fills, in this thread."""
+    """Let `interrupts` return `received`, which the main thread fills, in this thread."""
     _of_thread.received = received
 
 # %% ../../nbs/00_system/07_signals.ipynb #fc4e1001
@@ -55,7 +53,7 @@ def interrupts(
 ) -> Iterator[list[int]]:
     """Record signals in a list within this block instead of raising, in the main thread.
 
-    `raises_at` returns the number from which KeyboardInterrupt is raised (default: never); `into`: the list.
+    `raises_at` returns the number from which KeyboardInterrupt is raised; `into`: the list.
     """
     if threading.current_thread() is not threading.main_thread():
         yield getattr(_of_thread, "received", []) if into is None else into
@@ -101,10 +99,7 @@ def sigint_blocked() -> Iterator[None]:
 # %% ../../nbs/00_system/07_signals.ipynb #64656573
 @contextlib.contextmanager
 def ends_softly() -> Iterator[list[int]]:
-    """Record SIGTERM in the returned list within this block, and end the process by it afterwards.
-
-    No effect with another handler, or outside the main thread.
-    """
+    """Record SIGTERM within this block, and end the process by it afterwards, unless it is handled."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -121,10 +116,7 @@ def ends_softly() -> Iterator[list[int]]:
 # %% ../../nbs/00_system/07_signals.ipynb #7e1f0a52
 @contextlib.contextmanager
 def hears_hang_up(into: list[int]) -> Iterator[None]:
-    """Add SIGHUP to the list `into` if that is empty, within this block.
-
-    No effect with another handler (nohup ignores it), or outside the main thread.
-    """
+    """Add SIGHUP to an empty list `into` within this block, unless it is handled (nohup ignores it)."""
     number = getattr(signal, "SIGHUP", None)
     main = threading.current_thread() is threading.main_thread()
     if number is None or not main or signal.getsignal(number) is not signal.SIG_DFL:
@@ -138,7 +130,7 @@ def hears_hang_up(into: list[int]) -> Iterator[None]:
 
 # %% ../../nbs/00_system/07_signals.ipynb #23a2fc02
 def family_of(pid: int) -> list:
-    """Return the process `pid` and its descendants as psutil objects; empty if it is gone."""
+    """Return a process and its descendants as psutil objects; [] if gone."""
     import psutil
 
     try:
@@ -148,7 +140,7 @@ def family_of(pid: int) -> list:
 
 
 def kill_tree(pid: int, wait_s: float = 10.0) -> None:
-    """Kill a child process and its descendants, and wait until these are gone."""
+    """Kill a child process and its descendants; wait for these."""
     import psutil
 
     family = family_of(pid)
@@ -162,7 +154,7 @@ def kill_tree(pid: int, wait_s: float = 10.0) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the rest of the process group that `pid` led, including orphans."""
+    """Kill the rest of the process group that `pid` led."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(pid, signal.SIGKILL)

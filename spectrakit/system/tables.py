@@ -18,9 +18,7 @@ _BREAKS = re.compile(r"(?<=[a-z][._])(?=[a-z])")  # possible line breaks in a ke
 
 
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[object] = ()) -> str:
-    """Return rows of texts as an HTML table with the header `head`. Texts are escaped, unless they have `__html__`;
-    keys may wrap.
-    """
+    """Return rows as an HTML table. Texts are escaped, unless they have `__html__`; keys may wrap."""
 
     top = f"<thead>{_row(head, 'th')}</thead>" if head else ""
     return f"<table>{top}<tbody>{''.join(_row(cells) for cells in rows)}</tbody></table>"
@@ -41,15 +39,12 @@ def html_folded(summary: str, inside: str) -> str:
 
 
 def html_scrolled(inside: str, name: str, style: str) -> str:
-    """Return the HTML `inside` in a box with CSS `style` that scrolls, also by keyboard; screen readers say `name`.
-
-    A printed page may show class `w` in full.
-    """
+    """Return HTML in a scrolling box; screen readers say `name`. A page may print class `w` in full."""
     return f'<div role="region" aria-label="{html.escape(name)}" tabindex="0" class="w" style="{style}">{inside}</div>'
 
 # %% ../../nbs/00_system/10_tables.ipynb #9dfb6048
 def _sort_key(cell: object) -> tuple[int, float, str]:
-    """Return the key of a cell: numbers and durations by size, also after `name=`; then text; then empty cells."""
+    """Sort numbers and durations by size, also after `name=`, then text, then empty cells."""
     text = str(cell).rpartition("=")[2].removesuffix("★").strip()
     if clock := re.fullmatch(r"([0-9]+):([0-9]{2}):([0-9]{2})", text):
         hours, minutes, seconds = map(int, clock.groups())
@@ -61,7 +56,7 @@ def _sort_key(cell: object) -> tuple[int, float, str]:
 
 # %% ../../nbs/00_system/10_tables.ipynb #8695fee2
 def html_sortable(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
-    """Return `html_table(rows, head)` with a button in the head of each column that sorts by it, and one to reverse."""
+    """Return `html_table` with buttons that sort by a column, and one to reverse."""
     name = f"sk-t{zlib.crc32(repr((rows, head)).encode()):08x}"
     places: list[list[int]] = [[0] * len(head) for _ in rows]
     for column in range(len(head)):
@@ -85,8 +80,6 @@ def html_sortable(rows: Sequence[Sequence[object]], head: Sequence[str]) -> str:
 
 
 class _Markup(str):
-    """Text that is HTML already."""
-
     def __html__(self) -> str:
         return self
 
@@ -101,7 +94,7 @@ _COLUMN = 20  # least width of a wrapped column
 
 
 def folded(text: str, width: int) -> str:
-    """Return `text` wrapped to `width` characters, each line continued below its last column."""
+    """Return `text` wrapped to `width`, continued below its last column."""
     return "\n".join(part for line in text.split("\n") for part in _folded_line(line, width))
 
 
@@ -147,7 +140,7 @@ def _named_cells(names: Sequence[str], cells: Sequence[str], width: int) -> list
 
 # %% ../../nbs/00_system/10_tables.ipynb #b11ef34c
 def matrix_text(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Return rows in aligned columns of at most `width` characters. First row and first column are names."""
+    """Return rows in columns of at most `width` characters; first row and column are names."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = None if width is None else width - widths[0]
     if left is not None and sum(widths[1:]) + 2 * len(widths[1:]) > left:

@@ -16,10 +16,7 @@ _CLOCK = re.compile(r"([0-9]+):([0-5][0-9]):([0-5][0-9])")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `8h30m`, `90m`, `45s` or `8:30:00`.
-
-    ValueError for a bare number, for `8:30`, and for anything else.
-    """
+    """Return the seconds of `8h30m`, `90m`, `45s` or `8:30:00`; ValueError for a bare number or `8:30`."""
     if not isinstance(text, str):
         raise ValueError(_refusal(repr(text), "is not text with a unit"))
     word = text.strip().lower()
@@ -58,7 +55,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b", re.I)
 
 
 def parse_bytes(value: int | str) -> int:
-    """Return the bytes of a size such as `12GB` (10⁹), `12GiB` (2³⁰) or a whole number; else ValueError."""
+    """Return the bytes of `12GB` (10⁹), `12GiB` (2³⁰) or a whole number; else ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -69,7 +66,7 @@ def parse_bytes(value: int | str) -> int:
 
 # %% ../../nbs/00_system/02_units.ipynb #23a2fc04
 def parse_moment(text: str) -> float:
-    """Return the Unix seconds of a moment such as `2026-11-21T17:30`, local time without a zone; else ValueError."""
+    """Return the Unix seconds of `2026-11-21T17:30`, local time without a zone; else ValueError."""
     message = (
         f"The moment {text!r} is not valid. Write it as in 2026-11-21T17:30, or with a zone, 2026-11-21T17:30+01:00."
     )
@@ -82,7 +79,7 @@ def parse_moment(text: str) -> float:
 
 # %% ../../nbs/00_system/02_units.ipynb #077fd8be
 def format_bytes(size: float, binary: bool = False) -> str:
-    """Return bytes with a suitable unit: 12.3 MB; with `binary` 64 MiB."""
+    """Return bytes with a unit: 12.3 MB; with `binary` 64 MiB."""
     base, digits, units = (1024, 4, ("B", "KiB", "MiB", "GiB")) if binary else (1000, 3, ("B", "kB", "MB", "GB"))
     for unit in units[:-1]:
         if size < base:
@@ -92,5 +89,5 @@ def format_bytes(size: float, binary: bool = False) -> str:
 
 
 def format_memory(size: float) -> str:
-    """Return bytes of memory in powers of two, such as 11.2 GiB."""
+    """Return bytes in powers of two, such as 11.2 GiB."""
     return format_bytes(size, binary=True)

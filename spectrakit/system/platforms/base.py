@@ -17,7 +17,7 @@ from ..hardware import under_root
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #7f68219c
 @dataclass(frozen=True)
 class Probe:
-    """Machine to recognise, real (`live`) or faked; `shell`: class of the IPython shell; `attended`: by a person."""
+    """Machine, real (`live`) or faked; `shell`: class of the IPython shell; `attended`: by a person."""
 
     environ: Mapping[str, str]
     root: str = "/"
@@ -26,11 +26,11 @@ class Probe:
     attended: bool = True
 
     def variable(self, *names: str) -> str:
-        """Return 'NAME is set' for the first of these variables with a value, else ''."""
+        """Return 'NAME is set' for the first set variable, or ''."""
         return next((f"{name} is set" for name in names if self.environ.get(name)), "")
 
     def file(self, *paths: str) -> str:
-        """Return 'PATH exists' for the first of these files that exists, else ''."""
+        """Return 'PATH exists' for the first existing file, or ''."""
         return next((f"{path} exists" for path in paths if os.path.exists(under_root(self.root, path))), "")
 
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #824e67fc
@@ -41,18 +41,18 @@ def ipython_shell() -> object | None:
 
 
 def shell_class() -> str:
-    """Return the class of the running IPython shell with its module, or ''."""
+    """Return the class of the IPython shell with its module, or ''."""
     shell = ipython_shell()
     return f"{type(shell).__module__}.{type(shell).__qualname__}" if shell is not None else ""
 
 
 def is_attended(kernel: object | None) -> bool:
-    """Check whether a person can answer prompts of the notebook of `kernel`, if any."""
+    """Check whether a person can answer the notebook's prompts."""
     return getattr(kernel, "_allow_stdin", True) is not False
 
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #83182333
 def shell_or_script(probe: Probe) -> str:
-    """Return the mode of a session: interactive or batch (not attended) in an IPython shell, else script."""
+    """Return interactive or batch (not attended) in an IPython shell, else script."""
     if not probe.shell:
         return "script"
     return "interactive" if probe.attended else "batch"
@@ -65,11 +65,10 @@ def no_profile(gpus: int) -> tuple[str, str] | None:
 # %% ../../../nbs/00_system/04_platforms/00_base.ipynb #d8402e85
 @dataclass(frozen=True)
 class PlatformKind:
-    """Description of one platform; times are in seconds.
+    """Description of a platform; times are in seconds.
 
-    `recognise` returns the sign in words, or ''; `hidden_limit` is a sentence on a limit that no process can read;
-    `longest_s` the greatest age of a session; `session` returns its start and end in Unix seconds; `profile` the
-    trainer profile and the reason for a number of GPUs.
+    `recognise` returns the sign or ''; `hidden_limit`: of a limit that no process can read; `longest_s`: greatest age
+    of a session; `session` returns start and end in Unix seconds; `profile` the trainer profile for a number of GPUs.
     """
 
     recognise: Callable[[Probe], str]

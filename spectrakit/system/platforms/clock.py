@@ -16,7 +16,7 @@ from ..hardware import read_small
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #4efe8284
 def boot_time(root: str) -> float | None:
-    """Return the Unix time of the machine's start by the current wall clock, if known."""
+    """Return the machine's start in Unix seconds, if known."""
     lines = read_small(root, "/proc/stat").splitlines()
     try:
         return next(float(line.split()[1]) for line in lines if line.startswith("btime "))
@@ -25,7 +25,7 @@ def boot_time(root: str) -> float | None:
 
 
 def process_start(root: str, pid: str) -> float | None:
-    """Return the Unix time at which process `pid` ('1' or 'self') began, if known."""
+    """Return the Unix time at which `pid` ('1' or 'self') began, if known."""
     try:
         if (boot_s := boot_time(root)) is None:
             raise ValueError("the start of the machine is unknown")
@@ -42,7 +42,7 @@ def process_start(root: str, pid: str) -> float | None:
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #bf18a2e8
 def is_credible(start_s: float | None, now: float, cap_s: float) -> bool:
-    """Check whether a session that began at `start_s` may be running, at most `cap_s` seconds before `now`."""
+    """Check whether a session may have begun at `start_s`, at most `cap_s` before `now`."""
     return start_s is not None and now - cap_s <= start_s <= now + 1
 
 
@@ -60,7 +60,7 @@ def earliest_start(sources: Mapping[str, float | None], now: float, cap_s: float
 def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: float | None = None) -> float | None:
     """Return the start noted in `folder`, in Unix time, or note `first_s` and return None.
 
-    Notes older than `cap_s` seconds before `now` do not count; they move with the machine's start, `boot_s`.
+    Notes older than `cap_s` before `now` do not count; they move with the machine's start, `boot_s`.
     """
     path = os.path.join(folder, f"spectrakit-session-{os.getuid()}")
     try:
@@ -87,7 +87,7 @@ def noted_start(folder: str, first_s: float, now: float, cap_s: float, boot_s: f
 
 # %% ../../../nbs/00_system/04_platforms/01_clock.ipynb #da388ba8
 def stated_start(text: str, now: float) -> float:
-    """Return `text`, a number or ISO 8601, as Unix seconds. Raise ValueError if not credible."""
+    """Return `text`, a number or ISO 8601, as Unix seconds; ValueError if not credible."""
     try:
         start_s = float(text)
     except ValueError:

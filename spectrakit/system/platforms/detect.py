@@ -68,7 +68,7 @@ def _limit(environ: Mapping[str, str], kind: PlatformKind) -> tuple[float | None
 
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #7d30e19d
 def input_folders(environ: Mapping[str, str], root: str) -> list[tuple[str, str]]:
-    """Return the folders of data sets by preference: path on the machine, and path below `root`."""
+    """Return the folders of data sets by preference: path, and path below `root`."""
     stated = [os.path.expanduser(part) for part in environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep) if part]
     try:
         here = os.getcwd()
@@ -125,8 +125,6 @@ def _storage_advice(kind: PlatformKind, root: str, working_dir: str) -> list[str
 # %% ../../../nbs/00_system/04_platforms/04_detect.ipynb #de7f35c4
 @dataclass(frozen=True)
 class _Session:
-    """Start of the session (Unix seconds) and its limit (seconds), each with its source."""
-
     session_start: float
     session_start_source: str
     limit_s: float | None
@@ -145,7 +143,7 @@ def _session(probe: Probe, kind: PlatformKind, parent: dict | None, now: float, 
 def _session_start(
     probe: Probe, kind: PlatformKind, parent: dict, window: tuple[float, float], stated_s: float | None, folder: str
 ) -> tuple[float, str]:
-    """Return the session's start in Unix seconds, and its source; `window`: now and the greatest age in seconds."""
+    """Return the start in Unix seconds, and its source; `window`: now and the greatest age."""
     now, longest_s = window
     if text := probe.environ.get("SPECTRAKIT_SESSION_START"):
         return stated_start(text, now), "SPECTRAKIT_SESSION_START"
@@ -179,7 +177,7 @@ def _check_given(environ: object, shell: object, now: object) -> None:
 
 
 def checked_root(root: str | os.PathLike) -> str:
-    """Return `root` as text. Raise RequestError if it cannot be a folder."""
+    """Return `root` as text."""
     check_type(root, (str, os.PathLike), "root", "a folder, such as '/'")
     try:
         os.fsencode(root)

@@ -207,5 +207,5 @@ def find_kind(name: str, flavour: str = "plain") -> PlatformKind | None:
 
 
 def kind_of(name: str, flavour: str = "plain") -> PlatformKind:
-    """Return the platform of this name and flavour; unknown ones count as local, or as plain."""
+    """Return the platform; unknown ones count as local, or as plain."""
     return find_kind(name, flavour) or find_kind(name) or LOCAL

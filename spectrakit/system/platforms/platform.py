@@ -49,36 +49,36 @@ class Platform:
     scratch_bytes: int = 0
 
     def time_left_s(self, now: float | None = None) -> float | None:
-        """Return the seconds from Unix time `now` (default: current) to the limit, if any."""
+        """Return the seconds from Unix time `now` to the limit, if any."""
         if self.limit_s is None:
             return None
         return self.session_start + self.limit_s - (time.time() if now is None else now)
 
     def to_dict(self, now: float | None = None) -> dict:
-        """Return all fields as JSON values, with `time_left_s` at Unix time `now` (default: current)."""
+        """Return all fields as JSON values, with `time_left_s` at `now`."""
         return _plain_values(self, now)
 
     def child_environ(self) -> dict[str, str]:
-        """Return variables that pass platform and session start on to child processes."""
+        """Return variables that pass platform and session start on."""
         facts = {name: getattr(self, name) for name in ("name", "mode", "flavour", "session_start")}
         return {"SPECTRAKIT_PLATFORM": json.dumps(facts)}
 
     def time_left_text(self, now: float | None = None) -> str:
-        """Return the time left at Unix time `now` as H:MM:SS, 'no limit', or 'unknown'."""
+        """Return the time left as H:MM:SS, 'no limit', or 'unknown'."""
         left_s = self.time_left_s(now)
         if left_s is None:
             return "unknown" if kind_of(self.name, self.flavour).hidden_limit else "no limit"
         return format_duration(left_s)
 
     def line(self, now: float | None = None) -> str:
-        """Return a one-line summary at Unix time `now` (default: current)."""
+        """Return a one-line summary."""
         return _one_line(self, now)
 
     def __repr__(self) -> str:
         return self.line()
 
     def table(self, now: float | None = None) -> str:
-        """Return a text table of names, values and sources at Unix time `now` (default: current)."""
+        """Return names, values and sources as text."""
         return _table_text(platform_rows(self, now), self.notes)
 
     def _repr_html_(self) -> str:
