@@ -28,7 +28,7 @@ _MOST = 1900  # characters; Discord takes 2000
 
 
 def webhook_request(address: str, message: dict[str, str]) -> urllib.request.Request:
-    """Return the POST request of `message`, with `title` and `text`, in the form of the service at `address`."""
+    """Return the POST request of `message` in the form of the service at `address`."""
     host = (urlsplit(address).hostname or "").lower()
     text = f"{message['title']}\n{message['text']}"[:_MOST]
     forms: dict[str, Any] = {"slack.com": {"text": text}, "discord.com": {"content": text}}
@@ -44,8 +44,6 @@ _TIMEOUT_S = 10.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refusal of redirects, which would be further requests."""
-
     def redirect_request(self, *_: Any) -> None:
         return None
 
@@ -91,7 +89,7 @@ _SENDERS: dict[str, Callable[[str, dict[str, str]], None]] = {
 
 @dataclass(frozen=True)
 class Messenger:
-    """Sender of one message to `address`; `report` receives a failure as a sentence."""
+    """Sender of one message; `report` receives a failure."""
 
     address: str
     report: Callable[[str], Any]
@@ -100,7 +98,7 @@ class Messenger:
         return "Messenger(***)"
 
     def send(self, title: str, text: str, **fields: str) -> threading.Thread:
-        """Start to send a message and return the thread, which ends within about ten seconds."""
+        """Start to send a message; return the thread, which ends within about ten seconds."""
         message = {"title": title, "text": text, **fields}
         sender = threading.Thread(target=self._try, args=(message,), name="end message")
         sender.start()  # the end of the process waits for it
@@ -115,12 +113,9 @@ class Messenger:
 
 # %% ../../nbs/30_runs/10_end_message.ipynb #3f6b43e1
 def find_messenger(config: Config, platform: str, report: Callable[[str], Any] | None = None) -> Messenger | None:
-    """Return the messenger of `run.notify`, or None without one, in a search, and if none can be sent.
+    """Return the messenger of `run.notify`, or None; on Kaggle (`platform`) the internet is tried.
 
-    Args:
-        config: Settings.
-        platform: Name of the platform; on Kaggle the internet is tried.
-        report: Receives the reasons, one sentence each (default: standard error).
+    `report` receives the reasons (default: standard error).
     """
     named, report = config.run.notify, report or (lambda text: print(text, file=sys.stderr))
     if named is None or config.tracking.group is not None:

@@ -30,7 +30,6 @@ def log_file(run_dir: Path | str) -> Path:
 
 # %% ../../nbs/30_runs/00_events.ipynb #23a2fc01
 def _to_json(value: Any) -> Any:
-    """Return `value` in JSON types: non-finite numbers as None, scalars with `.item()` as numbers, others as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, bool, int)):
@@ -45,14 +44,14 @@ def _to_json(value: Any) -> Any:
 
 
 def encode_event(t: float, type: str, fields: dict) -> bytes:
-    """Return one event as a line without secrets; `t` is in seconds since the run began."""
+    """Return one event as a line without secrets; `t`: seconds since the run began."""
     return (
         json.dumps({"t": round(t, 4), "type": type, **masked_value(_to_json(fields))}, allow_nan=False) + "\n"
     ).encode()
 
 # %% ../../nbs/30_runs/00_events.ipynb #23a2fc02
 def repair_tail(path: Path) -> int:
-    """Cut a torn last line off `path`; return the removed bytes. No other process may be writing."""
+    """Cut a torn last line off `path`; return the removed bytes. No other process may write."""
     with open(path, "rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end:
@@ -72,7 +71,7 @@ LONGEST_PIECE, MOST_SKIPPED = 2**22, 2**28  # bytes of a piece or a line; bytes 
 
 
 def lines_from_the_end(log: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the lines of an open log in lists, last lists first; stop at an overlong line without a beginning."""
+    """Yield lists of lines, last lists first; stop at an overlong line."""
     end, size, rest, skipped = log.seek(0, os.SEEK_END), 2**14, b"", 0
     while end and skipped <= MOST_SKIPPED:
         start = max(0, end - size)
@@ -87,14 +86,13 @@ def lines_from_the_end(log: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _last_time(path: Path) -> float:
-    """Return `t` of the last event of the log; 0.0 without one."""
     with open(path, "rb") as log:
         lines = (line for lines in lines_from_the_end(log) for line in reversed(lines))
         return next((event["t"] for line in lines if is_event(event := decode_line(line))), 0.0)
 
 # %% ../../nbs/30_runs/00_events.ipynb #80ed8033
 class _LineFile:
-    """File at `path` to which lines are appended; those that a full disk does not take wait in memory."""
+    """File for appended lines; those that a full disk does not take wait in memory."""
 
     def __init__(self, path: Path) -> None:
         self._file: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -110,7 +108,7 @@ class _LineFile:
                 self._size, self._waiting = self._size + len(self._waiting), b""
 
     def _append(self, file: int) -> bool:
-        """Write all of the waiting bytes, or none of them; return whether they were written."""
+        """Write all waiting bytes or none; return whether they were written."""
         try:
             written = os.write(file, self._waiting)
         except OSError:
@@ -131,7 +129,7 @@ WRITE_S = 0.1  # between two writes of log points
 
 
 class EventLog:
-    """Writer of the event log at `path`; `t` counts seconds from the first event, over all sessions of the run.
+    """Writer of the event log; `t` counts seconds from the first event, over all sessions.
 
     On a full disk lines wait in memory. With `behind` a thread writes log points.
     """
@@ -152,7 +150,7 @@ class EventLog:
         return self._offset_s + time.monotonic() - self._began
 
     def write(self, type: str, **fields: Any) -> None:
-        """Append one event. A `start` event also gets the schema number."""
+        """Append one event; `start` also gets the schema number."""
         if type == "start":
             fields = {"schema": SCHEMA, **fields}
         self._file.lines.append(encode_event(self.seconds(), type, fields))
@@ -160,11 +158,11 @@ class EventLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write lines that wait in memory, before a checkpoint that follows them."""
+        """Write waiting lines, before a checkpoint that follows them."""
         self._file.flush()
 
     def close(self) -> None:
-        """Write the last lines and close the file; the log can be opened again."""
+        """Write the last lines and close the file."""
         if self._writer is not None:
             self._writer.close()
         self._file.close()
@@ -234,14 +232,14 @@ _FIELDS = {
 
 # %% ../../nbs/30_runs/00_events.ipynb #43143267
 def is_event(value: Any) -> bool:
-    """Check whether a decoded line is an event with the fields of its type."""
+    """Check for an event with the fields of its type."""
     if type(value) is not dict or not _text(value.get("type")) or not _number(value.get("t")):
         return False
     return all(kind(value.get(name)) for name, kind in _FIELDS.get(value["type"], {}).items())
 
 # %% ../../nbs/30_runs/00_events.ipynb #9c25ca0c
 def decode_line(line: bytes) -> Any:
-    """Return the JSON value of a line; None if it is not JSON."""
+    """Return a line's JSON value, or None."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -252,10 +250,7 @@ _PIECE, LONGEST_LINE = 2**20, 2**24  # bytes read at once; longest line that cou
 
 
 def lines_of(file: IO[bytes], piece_bytes: int = _PIECE) -> Iterator[tuple[bytes | None, int]]:
-    """Yield (line, end offset from here) of each whole line of an open file, read in pieces of `piece_bytes`.
-
-    A line longer than LONGEST_LINE is yielded as None.
-    """
+    """Yield (line, end offset from here) of each whole line; None for one above LONGEST_LINE."""
     rest, end, skips = b"", 0, False
     while piece := file.read(piece_bytes):
         *whole, rest = (rest + piece).split(b"\n")
@@ -268,10 +263,7 @@ def lines_of(file: IO[bytes], piece_bytes: int = _PIECE) -> Iterator[tuple[bytes
 
 # %% ../../nbs/30_runs/00_events.ipynb #cdf1f6f5
 class EventReader:
-    """Reader of the log at `path`; each `poll` returns new events, of about `most_bytes` at most.
-
-    `strict`: valid events only, else any JSON object.
-    """
+    """Reader of a log; `poll` returns new events, about `most_bytes`; `strict`: valid ones, else any object."""
 
     def __init__(self, path: Path | str, most_bytes: int | None = None, strict: bool = True):
         self.path, self.most_bytes, self.strict, self._position = Path(path), most_bytes, strict, 0
@@ -294,7 +286,6 @@ class EventReader:
             return
 
     def _lines(self, file: IO[bytes]) -> Iterator[bytes]:
-        """Yield whole lines from the current position, about `most_bytes` of them, without overlong ones."""
         begin = self._position
         for line, end in lines_of(file, self.most_bytes or _PIECE):
             if line is not None:
@@ -305,12 +296,12 @@ class EventReader:
 
 
 def read_events(path: Path | str) -> list[dict]:
-    """Return all whole events of the log at `path`, oldest first; [] if the file is missing."""
+    """Return all whole events of a log, oldest first; [] without a file."""
     return EventReader(path).poll()
 
 # %% ../../nbs/30_runs/00_events.ipynb #23a2fc07
 def columns(events: list[dict], type: str, *names: str) -> dict[str, list]:
-    """Return the fields `names` of all events of `type` as lists of equal length; missing values are None."""
+    """Return fields of all events of `type` as lists of equal length; missing values are None."""
     chosen = [e for e in events if e["type"] == type]
     return {name: [e.get(name) for e in chosen] for name in names}
 
@@ -321,12 +312,12 @@ def last_event(events: list[dict], type: str) -> dict | None:
 
 
 def is_dropped(event: dict, lowest: float) -> bool:
-    """Check whether a later restart from step `lowest` dropped an event; messages and faults stay."""
+    """Check whether a restart from step `lowest` dropped an event; messages and faults stay."""
     return event["type"] in ("step", "eval", "checkpoint") and (event.get("step") or 0) > lowest
 
 
 def effective_events(events: list[dict]) -> list[dict]:
-    """Return the events without those of later steps that a `restart {step}` dropped."""
+    """Return the events without those that a `restart {step}` dropped."""
     lowest, kept = math.inf, []
     for event in reversed(events):
         if event["type"] == "restart":

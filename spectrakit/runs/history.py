@@ -34,37 +34,31 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/30_runs/03_history.ipynb #258063ef
 def ending(events: Iterable[dict]) -> dict | None:
-    """Return the `end` event from events in newest-first order, unless the run was resumed."""
+    """Return the `end` event from newest-first events, unless the run was resumed."""
     last = next((e for e in events if e["type"] in ("end", "restart", "start")), None)
     return last if last is not None and last["type"] == "end" else None
 
 
 def status_of(end: dict, running: bool) -> str:
-    """Return completed, early_stopped, out_of_time, interrupted or failed; running or unfinished without an end.
-
-    `end` is the `end` event or {}; `running` says whether a living process works on the run.
-    """
+    """Return the status by the `end` event; without one running or unfinished."""
     return end["status"] if end else "running" if running else "unfinished"
 
 # %% ../../nbs/30_runs/03_history.ipynb #1f81b6ce
 def best_evaluation(evaluations: list[dict], best_checkpoint: str | None) -> dict | None:
-    """Return the evaluation of the checkpoint `best_checkpoint`, the folder in BEST, if any.
-
-    `evaluations` are `eval` events in order.
-    """
+    """Return the evaluation of the checkpoint in BEST, if any."""
     bests = [e for e in evaluations if e.get("best")]
     saved = [e for e in bests if f"step-{e['step']:08d}" == best_checkpoint]
     return next(iter(saved[-1:] or bests[-1:]), None)
 
 
 def last_step(logged: Iterable[float], events: list[dict]) -> int:
-    """Return the last known step, from the steps of log points in `logged` and other `events`."""
+    """Return the last known step."""
     last = [int(step) for step in logged]
     return max(last + [e["step"] for e in events if e["type"] in ("eval", "checkpoint")], default=0)
 
 # %% ../../nbs/30_runs/03_history.ipynb #05e616e1
 def settings_of(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of the run at `path` by dotted key, with unknown ones, and messages about problems."""
+    """Return a run's settings by key, with unknown ones, and messages about problems."""
     file = path / "config.yaml"
     try:
         return dict(flat(to_dict(compose(config=file)))), []
@@ -84,10 +78,7 @@ HUGE = 1e100  # larger values are not drawn
 
 
 def log_notes(events: list[dict], unreadable_count: int) -> list[str]:
-    """Return messages about a log: other schemas, invalid lines and omitted metrics.
-
-    `events` are all events except log points; `unreadable_count` is the number of invalid lines.
-    """
+    """Return messages on other schemas, invalid lines and omitted metrics."""
     schemas = {e["schema"] for e in events if e["type"] == "start"} - {SCHEMA}
     notes = []
     if schemas:
@@ -100,7 +91,7 @@ def log_notes(events: list[dict], unreadable_count: int) -> list[str]:
 
 
 def holds_huge(points: dict[str, "np.ndarray"], evaluations: list[dict]) -> bool:
-    """Check whether a log point or a metric is too large to draw."""
+    """Check for a log point or metric too large to draw."""
     import numpy as np
 
     metrics = [v for e in evaluations for v in e["metrics"].values() if v is not None]
@@ -108,7 +99,7 @@ def holds_huge(points: dict[str, "np.ndarray"], evaluations: list[dict]) -> bool
 
 # %% ../../nbs/30_runs/03_history.ipynb #963ddda7
 def every_metric(path: Path, evaluation: dict) -> dict[str, float | None]:
-    """Return all metrics of an evaluation of the run at `path`; omitted ones are read from the log again."""
+    """Return all metrics of an evaluation; omitted ones are read from the log again."""
     if "more_metrics" in evaluation:
         same = {k: v for k, v in evaluation.items() if k not in ("metrics", "more_metrics")}
         for event in each_line(log_file(path)):
@@ -118,7 +109,7 @@ def every_metric(path: Path, evaluation: dict) -> dict[str, float | None]:
 
 # %% ../../nbs/30_runs/03_history.ipynb #a25bd90a
 class History:
-    """Files of a run as they were at `read_history`; `seconds` is training time over all sessions."""
+    """Files of a run as they were; `seconds`: training time over all sessions."""
 
     def __init__(self, path: Path, log: LogSnapshot, running: bool) -> None:
         self.path, self.running, self._log, self.seconds = path, running, log, log.seconds
@@ -126,12 +117,12 @@ class History:
 
     @property
     def points(self) -> dict[str, "np.ndarray"]:
-        """Log points as columns by name, without steps that a restart dropped."""
+        """Log points as columns, without dropped ones."""
         return self._log.points
 
     @property
     def events(self) -> list[dict]:
-        """All events except log points, without those that a restart dropped."""
+        """All other events, without dropped ones."""
         return self._log.events
 
     def of_type(self, *types: str) -> list[dict]:
@@ -145,13 +136,13 @@ class History:
 
     @property
     def total_steps(self) -> int | None:
-        """Planned number of steps by the newest start or restart, if known."""
+        """Planned steps by the newest start or restart, if known."""
         planned = (e.get("total_steps") for e in reversed(self.of_type("start", "restart")))
         return next((steps for steps in planned if steps is not None), None)
 
     @cached_property
     def end(self) -> dict:
-        """The `end` event; {} if the run has not ended or was resumed."""
+        """The `end` event; {} if the run goes on."""
         return ending(reversed(self.events)) or {}
 
     @property
@@ -166,11 +157,11 @@ class History:
 
     @cached_property
     def best(self) -> dict | None:
-        """Evaluation of the best checkpoint, if any. After a full disk it may be an older one."""
+        """Evaluation of the best checkpoint, if any; after a full disk perhaps an older one."""
         return best_evaluation(self.of_type("eval"), read_pointer(self.path / "checkpoints", "BEST"))
 
     def all_metrics(self, evaluation: dict) -> dict[str, float | None]:
-        """Return all metrics of an evaluation, including those not kept in memory."""
+        """Return all metrics, including those not kept in memory."""
         return every_metric(self.path, evaluation)
 
     @cached_property
@@ -194,7 +185,7 @@ class History:
 
     @cached_property
     def notes(self) -> list[str]:
-        """Messages about damage, other versions and values that cannot be drawn."""
+        """Messages on damage, other versions and huge values."""
         notes = [*self._settings[1], *log_notes(self.events, self.unreadable_count)]
         if not self.events and not self._log.point_count:
             notes.append("the log has no events yet")
@@ -204,20 +195,14 @@ class History:
 
 # %% ../../nbs/30_runs/03_history.ipynb #4bda5de6
 def read_history(path: Path | str, every_event: list[dict] | None = None) -> History:
-    """Return the history of the run at `path`; only new lines of its log are read, without `every_event`.
-
-    That list receives all events, including log points.
-    """
+    """Return a run's history, from new lines of its log; with `every_event`, which receives all events, from all."""
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
     return History(path, LogSnapshot(read_log(path, every_event), running), running)
 
 
 def history_of(path: Path, events: Iterable[dict], each: Callable[[dict], None]) -> History:
-    """Return the history of the run at `path` from its effective `events`, with the last log point alone.
-
-    `each` receives every event.
-    """
+    """Return the history from effective `events`, with the last log point alone; `each` receives all."""
     running, log = is_locked(path), RunLog()
     last: list[dict | bytes] = []
     for event in events:
@@ -231,30 +216,30 @@ def history_of(path: Path, events: Iterable[dict], each: Callable[[dict], None])
 
 
 def read_all_events(path: Path | str) -> tuple[History, list[dict]]:
-    """Return the history of the run at `path` and all its events including log points."""
+    """Return a run's history and all its events."""
     every: list[dict] = []
     return read_history(path, every), effective_events(every)
 
 # %% ../../nbs/30_runs/03_history.ipynb #ce5e4302
 def read_end(path: Path | str) -> tuple[str | None, float, int]:
-    """Return (status or None, seconds, step of the end or -1) from the last lines of the log."""
+    """Return (status or None, seconds, step of the end or -1) from the last lines."""
     events = last_events(path)
     end = ending(reversed(events)) or {}
     return end.get("status"), max((e["t"] for e in events), default=0.0), end.get("step") or -1
 
 
 def has_started(path: Path | str) -> bool:
-    """Check whether the log of the run at `path` has a `start`."""
+    """Check whether a run's log has a `start`."""
     return any(isinstance(e, dict) and e["type"] == "start" for e in each_line(log_file(path)))
 
 
 def log_size(path: Path | str) -> int:
-    """Return the bytes of the log of the run at `path`; 0 if there is none."""
+    """Return the bytes of a run's log, or 0."""
     return file.stat().st_size if (file := log_file(path)).is_file() else 0
 
 
 def end_after(path: Path | str, size: int) -> tuple[str, str] | None:
-    """Return (status, reason) if the log has grown beyond `size` bytes and its last line is an end."""
+    """Return (status, reason) if the log has grown beyond `size` and ends with an end."""
     if log_size(path) <= size:
         return None
     with open_regular(log_file(path)) as log:
@@ -270,7 +255,7 @@ def follow(path: Path | str, most_bytes: int | None = None, strict: bool = True)
 
 # %% ../../nbs/30_runs/03_history.ipynb #f557bb3f
 def finished_text(ended: str | None) -> str:
-    """Return the end of a sentence that a run with status `ended` is done."""
+    """Return the end of a sentence that a run is done."""
     return "has already finished" + (" (early stop)" if ended == "early_stopped" else "")
 
 # %% ../../nbs/30_runs/03_history.ipynb #54f14683
@@ -298,7 +283,7 @@ class RunOutline:
 
     @property
     def progress_key(self) -> tuple:
-        """Sort key: the largest run has got furthest; ties prefer a writable one."""
+        """Sort key: the largest has got furthest; ties prefer a writable one."""
         return self.step, self.done, self.seconds, os.access(self.path, os.W_OK), self.path.name
 
     def __str__(self) -> str:
@@ -306,7 +291,7 @@ class RunOutline:
 
 
 def outline(path: Path, hashes: bool = False) -> RunOutline:
-    """Return the outline of the run at `path`; with `hashes` checkpoints are verified by hash, not only by size."""
+    """Return a run's outline; `hashes`: verify checkpoints by hash, not only by size."""
     ended, seconds, end_step = read_end(path)
     whole = next((p for p in checkpoints(path / "checkpoints")[::-1] if not verify(p, hashes)), None)
     step = int(whole.name[5:]) if whole else -1
@@ -314,7 +299,7 @@ def outline(path: Path, hashes: bool = False) -> RunOutline:
 
 # %% ../../nbs/30_runs/03_history.ipynb #a6a42276
 def batches(history: History) -> list[tuple[int, float]]:
-    """Return [(first step, effective batch size in samples)] in order; [] if unknown."""
+    """Return [(first step, effective batch in samples)], or []."""
     first = next(iter(history.of_type("start")), {}).get("effective_batch_size")
     if not first:
         return []
@@ -328,7 +313,7 @@ def batches(history: History) -> list[tuple[int, float]]:
 
 # %% ../../nbs/30_runs/03_history.ipynb #5f8fe5a8
 def samples_at(history: History, steps: "np.ndarray") -> "np.ndarray":
-    """Return the number of samples seen at each of `steps` [n], as floats [n]; nan if unknown."""
+    """Return the samples seen at each of `steps` [n]; nan if unknown."""
     import numpy as np
 
     steps, sizes_from = np.asarray(steps, float), batches(history)
@@ -362,8 +347,6 @@ class RunOverview:
 
 # %% ../../nbs/30_runs/03_history.ipynb #50d86f87
 class _Search:
-    """State of a backward search through a log."""
-
     def __init__(self, best_checkpoint: str) -> None:
         self.best_checkpoint = best_checkpoint
         self.types = {"start", "restart", "end", "step", "eval", "checkpoint"}
@@ -375,7 +358,6 @@ class _Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether older events cannot change the result."""
         return self.monitor is not None and not {"step", "eval"} & self.types
 
 # %% ../../nbs/30_runs/03_history.ipynb #5dbcb496
@@ -410,7 +392,6 @@ def _process(search: _Search, event: dict) -> None:
 # %% ../../nbs/30_runs/03_history.ipynb #99406910
 @lru_cache(maxsize=2048)
 def _search(path: Path, best_checkpoint: str, log_identity: tuple) -> _Search:
-    """Return the search result for a log; cached by the log's identity."""
     search = _Search(best_checkpoint)
     for event in newest_first(path, search.types):
         _process(search, event)
@@ -420,7 +401,7 @@ def _search(path: Path, best_checkpoint: str, log_identity: tuple) -> _Search:
 
 
 def read_overview(path: Path | str) -> RunOverview:
-    """Return the overview of the run at `path`, consistent with `read_history`, from the end of its log."""
+    """Return a run's overview from the end of its log, consistent with `read_history`."""
     path = Path(path)
     running = is_locked(path)  # before the log: a run that ends meanwhile has its end there
     identity: tuple = ()

@@ -41,10 +41,7 @@ _READ_BYTES = 2**18  # at once
 
 
 def _pieces(log: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield an open log in pieces that end with a line, with their number of bytes; a torn last line comes last.
-
-    Of an overlong line only the beginning is kept, so it is not an event. Reading stops at a line without an end.
-    """
+    """Yield pieces that end with a line, with their bytes; a torn line comes last, of an overlong one its beginning."""
     rest, skipped = b"", 0
     while piece := log.read(_READ_BYTES):
         size = len(piece)
@@ -66,7 +63,6 @@ _NUMBERS = {int, float}
 
 
 def _are_numbers(values: list) -> bool:
-    """Check whether all `values` are finite numbers within 64 bits."""
     if not _NUMBERS.issuperset(map(type, values)):
         return False
     # min and max may miss a NaN, but the sum does not, and cannot overflow within these bounds
@@ -74,7 +70,7 @@ def _are_numbers(values: list) -> bool:
 
 
 def are_log_points(points: list[dict]) -> bool:
-    """Check whether all events of type `step` are valid log points; if False, `is_event` has to decide."""
+    """Check whether all are valid log points; if False, `is_event` decides."""
     columns = {name: [point.get(name) for point in points] for name in COLUMNS}
     for name in ("loss", "lr", "samples_per_s"):
         columns[name] = [value for value in columns[name] if value is not None]
@@ -82,7 +78,7 @@ def are_log_points(points: list[dict]) -> bool:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #85d950cf
 def decode_lines(lines: list[bytes]) -> list[dict | bytes]:
-    """Return each non-empty line as its event, or as its bytes if it is not one."""
+    """Return each non-empty line as its event, or as bytes."""
     lines = list(filter(bytes.strip, lines))
     try:
         values = json.loads(b"[" + b",".join(lines) + b"]")
@@ -152,7 +148,7 @@ def _decoded(log: BinaryIO) -> Iterator[dict | bytes]:
 
 
 def each_line(file: Path) -> Iterator[dict | bytes]:
-    """Yield the events of the log `file` in order; other lines, such as a torn last one, as bytes."""
+    """Yield a log's events in order; other lines as bytes."""
     with _opened(file) as log:
         yield from _decoded(log)
 
@@ -161,7 +157,6 @@ MOST_METRICS = 100  # of one evaluation
 
 
 def _with_fewer_metrics(event: dict, monitor: str) -> dict:
-    """Return the evaluation with at most MOST_METRICS metrics; `more_metrics` counts the others."""
     metrics = event["metrics"]
     if len(metrics) <= MOST_METRICS:
         return event
@@ -170,12 +165,12 @@ def _with_fewer_metrics(event: dict, monitor: str) -> dict:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #48b6068d
 def readable(line: bytes) -> str:
-    """Return the first 300 bytes of an undecodable line as text."""
+    """Return the first 300 bytes of a line as text."""
     return line[:300].decode("utf-8", "replace")
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #a8cfd153
 class RunLog:
-    """Log as far as it was read: log points as columns, other events, and lines that are not events."""
+    """Log as far as read: log points as columns, other events, lines that are no events."""
 
     def __init__(self) -> None:
         self.identity: tuple = ()  # device, inode, size and time of the file at the last read
@@ -188,7 +183,7 @@ class RunLog:
         self.unreadable_count, self.seconds, self.monitor = 0, 0.0, "val_loss"
 
     def add(self, lines: list[dict | bytes]) -> None:
-        """Add lines in order, each an event or the bytes of another line."""
+        """Add lines, each an event or bytes."""
         before, points = len(self.columns[0]), []
         for line in lines:
             if isinstance(line, dict) and line["type"] == "step":
@@ -220,12 +215,11 @@ def _add_points(log: RunLog, columns: list[array]) -> None:
 
 
 def log_identity(about: os.stat_result) -> tuple:
-    """Return device, inode, size and time of a log, which identify its content."""
+    """Return device, inode, size and time of a log."""
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _continues(log: RunLog, file: BinaryIO, identity: tuple) -> bool:
-    """Check whether the open `file` is the one read before, and has only grown."""
     if log.identity[:2] != identity[:2] or identity[2] < log.position:
         return False
     file.seek(log.position - len(log.last_bytes))
@@ -233,7 +227,6 @@ def _continues(log: RunLog, file: BinaryIO, identity: tuple) -> bool:
 
 
 def _read_on(log: RunLog, file: BinaryIO, every_event: list[dict] | None = None) -> None:
-    """Read new lines into `log`; `every_event` receives each event, log points included."""
     file.seek(log.position)
     log.torn = b""
     for piece, size in _pieces(file):
@@ -263,10 +256,7 @@ def _forget_oldest() -> None:
 
 
 def read_log(path: Path, every_event: list[dict] | None = None) -> RunLog:
-    """Return the log of the run at `path`, read to its end; an empty one if unreadable.
-
-    With the list `every_event`, which receives each event including log points, it is read from its beginning.
-    """
+    """Return the log of a run, read to its end; with `every_event`, which receives each event, from its beginning."""
     name = os.path.abspath(log_file(path))
     known = _LOGS.pop(name, None) if every_event is None else None  # a concurrent thread reads the log itself
     try:
@@ -288,9 +278,9 @@ def read_log(path: Path, every_event: list[dict] | None = None) -> RunLog:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #b1796d90
 def effective_points(steps: "np.ndarray", restarts: list[tuple[int, int]]) -> "np.ndarray":
-    """Return a mask [log points] of the points that no later restart dropped.
+    """Return a mask of log points that no later restart dropped.
 
-    `steps` are those of the log points, `restarts` (log points before it, step of the checkpoint) in order.
+    `restarts`: (log points before it, step of the checkpoint) in order.
     """
     import numpy as np
 
@@ -302,10 +292,10 @@ def effective_points(steps: "np.ndarray", restarts: list[tuple[int, int]]) -> "n
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #7bde3688
 class LogSnapshot:
-    """State of a log at one moment, without events that a restart dropped."""
+    """State of a log at one moment, without dropped events."""
 
     def __init__(self, log: RunLog, running: bool) -> None:
-        """With `running` a torn last line is not counted, since it may still be written."""
+        """Ignore a torn last line if `running`: it may still be written."""
         self._log, self._points, self._events = log, len(log.columns[0]), len(log.events)
         self._restarts = len(log.restarts)
         self.seconds, self.point_count = log.seconds, self._points  # seconds of training; all log points
@@ -315,7 +305,7 @@ class LogSnapshot:
 
     @property
     def last_steps(self) -> list[int]:
-        """The step of the last log point as a list, or []."""
+        """The last log point's step as a list, or []."""
         steps = self._log.columns[COLUMNS.index("step")] if not self._restarts else self.points["step"]
         end = self._points if not self._restarts else len(steps)
         return [int(step) for step in steps[end - 1 : end]] if end else []
@@ -336,10 +326,7 @@ class LogSnapshot:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #040ed230
 class EventStream:
-    """Events of the log of the run at `path`, as in `effective_events`. A context manager.
-
-    Each iteration reads the open file from its beginning.
-    """
+    """Events of a run as in `effective_events`; each iteration reads the open file anew. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self._log = _opened(log_file(path))
@@ -390,7 +377,7 @@ def _rows(events: Iterable[dict]) -> Iterator[dict]:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #578d7ecd
 class ColumnNames:
-    """Names of the columns of metrics.csv, from the events given to `add`."""
+    """Names of the columns of metrics.csv."""
 
     def __init__(self) -> None:
         self._shapes: set[tuple[str, ...]] = set()
@@ -406,9 +393,9 @@ class ColumnNames:
 
 # %% ../../nbs/30_runs/02_log_reader.ipynb #73f238f2
 def write_metrics_csv(events: Iterable[dict], path: Path | str, names: list[str] | None = None) -> list[str]:
-    """Write log points and evaluations to the CSV file `path`, one row per step, atomically; return the column names.
+    """Write log points and evaluations as CSV, one row per step, atomically; return the column names.
 
-    `events`, such as an `EventStream`, are read twice if `names` of `ColumnNames` is missing.
+    Without `names` the `events` are read twice.
     """
     if names is None:
         columns = ColumnNames()
@@ -428,7 +415,7 @@ _TAIL_BYTES = 65536
 
 
 def last_events(path: Path | str) -> list[dict]:
-    """Return the events in the last 64 kB of the log of the run at `path`, oldest first."""
+    """Return the events in the last 64 kB of a run's log, oldest first."""
     with _opened(log_file(path)) as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
         return [event for event in decode_lines(log.read().split(b"\n")) if isinstance(event, dict)]
@@ -443,10 +430,7 @@ def _is_of_other_type(line: bytes, types: set[str]) -> bool:
 
 
 def newest_first(path: Path, types: set[str]) -> Iterator[dict]:
-    """Yield events of the log of the run at `path`, newest first: the last one, and others of the given `types`.
-
-    The caller may remove items from `types` meanwhile.
-    """
+    """Yield events, newest first: the last one, and others of `types`, which the caller may shrink meanwhile."""
     seen = False
     with _opened(log_file(path)) as log:
         for line in (line for lines in lines_from_the_end(log) for line in reversed(lines)):

@@ -33,7 +33,7 @@ _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoi
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #80be6410
 def is_free(key: str) -> bool:
-    """Check whether a setting may differ at a resume, since it does not affect learning."""
+    """Check whether a setting may differ at a resume."""
     return key not in _BOUND and (key in _FREE or key.partition(".")[0] in _FREE)
 
 
@@ -43,7 +43,7 @@ def is_allowed(key: str, allow: Iterable[str]) -> bool:
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #ba9b7f6f
 def same_task(first: str | None, second: str | None) -> bool:
-    """Check whether two names mean one task; the folder of a file may differ, as between sessions."""
+    """Check whether two names mean one task; a file's folder may differ."""
 
     def short(name: str | None) -> str:
         return re.sub(r"^.*[\\/](?=[^\\/]*\.py:)", "", name or "")
@@ -52,14 +52,14 @@ def same_task(first: str | None, second: str | None) -> bool:
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #587f5264
 def effective_batch(config: Config, session: Session) -> int:
-    """Return the samples per optimizer step of `config` on the machine of `session`."""
+    """Return the samples per optimizer step on the machine of `session`."""
     return plan_batches(config, 2**62, session.world_size(config)).effective_batch_size
 
 
 def keep_effective_batch(config: Config, recorded: dict, session: Session) -> Config:
     """Return `config` for this session's processes, with the run's effective batch.
 
-    Unchanged if the number of processes is fixed, or resume.allow names the batch. `recorded`: environment.json.
+    Unchanged if their number is fixed, or resume.allow names the batch. `recorded`: environment.json.
     """
     decided = recorded.get("decided", {})
     kept, processes = decided.get("effective_batch_size"), decided.get("world_size")
@@ -84,9 +84,9 @@ def keep_effective_batch(config: Config, recorded: dict, session: Session) -> Co
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #915ddd11
 def changed_settings(before: Config, now: Config, recorded: dict, session: Session) -> dict[str, tuple[Any, Any]]:
-    """Return the changed settings that are not free: key → (`before`, `now`).
+    """Return changed settings that are not free: key → (`before`, `now`).
 
-    `recorded`: environment.json of the run; `session`: the one that resumes it.
+    `recorded`: environment.json; `session`: the resuming one.
     """
     changed = {k: v for k, v in diff(before, now).items() if k in BATCH_SETTINGS or not is_free(k)}
     if "task.name" in changed and same_task(*changed["task.name"]):
@@ -117,10 +117,7 @@ def _name_of(part: str) -> str:
 
 
 def code_change(before: Any, now: Any) -> str | None:
-    """Return the changed parts of a task's code as text, if any is known.
-
-    `before` and `now` are hashes from `task.source_identity`.
-    """
+    """Return the changed parts of a task's code as text, if any is known; arguments are hashes."""
     if not isinstance(before, dict) or not isinstance(now, dict) or not before or not now:
         return None
     both = set(before) & set(now)
@@ -137,9 +134,9 @@ def code_change(before: Any, now: Any) -> str | None:
 
 # %% ../../nbs/30_runs/04_resume_compatibility.ipynb #14d6ea4f
 def check_changes(run: RunOutline, before: Config, now: Config, session: Session) -> dict[str, tuple]:
-    """Return the allowed changes, {key: (before, now)}; raise RequestError listing the others.
+    """Return the allowed changes, {key: (before, now)}; a RequestError lists the others.
 
-    `run`: the run to resume, with settings `before`; `now`: requested; `session`: the one that resumes it.
+    `run`: to resume, with settings `before`; `now`: requested; `session`: the resuming one.
     """
     changed, allow = changed_settings(before, now, run.environment, session), now.resume.allow
     if code := code_change(run.environment.get("code"), session.code):

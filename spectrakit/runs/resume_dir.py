@@ -49,10 +49,7 @@ from ..system.platforms.detect import writable_bytes
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #37465f2e
 def _lines_to_keep(plan: ResumePlan) -> list[tuple[bytes, dict]]:
-    """Return lines and events of the log to keep: all, or for a branch those up to its checkpoint.
-
-    A branch's log ends with the checkpoint's event, or else before the first event after its step.
-    """
+    """Return the log's lines and events: all, or for a branch those up to its checkpoint."""
     kept: list[tuple[bytes, dict]] = []
     if plan.run:
         with open_regular(log_file(plan.run)) as log:
@@ -68,11 +65,7 @@ def _lines_to_keep(plan: ResumePlan) -> list[tuple[bytes, dict]]:
 
 
 def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tuple[str, list[Path]]:
-    """Return the name of the best checkpoint, or '', and the checkpoints to copy besides the newest.
-
-    These are the best one, the last two bests in the log, since the stop may have requested the last, and those to be
-    averaged.
-    """
+    """Return the name of the best one or '', and checkpoints to copy: best, last two bests in the log, averaged ones."""
     if plan.run is None:
         return "", []
     kept = checkpoints(plan.run / "checkpoints")
@@ -86,10 +79,7 @@ def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tup
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #2b48292e
 def _copy_checkpoints(newest: list[Path], others: list[Path], best: str, folder: Path) -> None:
-    """Copy the first of `newest` that arrives intact, and intact `others`; `best` is for the pointer BEST.
-
-    Raise CheckpointError if none does.
-    """
+    """Copy the first of `newest` that arrives intact (else CheckpointError), and intact `others`."""
     for number, path in enumerate(newest):
         try:
             copied = mirror_checkpoint(path, folder).path
@@ -193,7 +183,6 @@ def _text(file: Path) -> str | None:
 
 
 def _set_aside(path: Path, config: Config) -> Path | None:
-    """Keep config.yaml under a numbered name if it differs from `config`; return that file."""
     file = path / "config.yaml"
     if not file.is_file() or not diff(replace(compose(config=file), resume=ResumeConfig()), config):
         return None
@@ -242,7 +231,6 @@ def _continued_environment(plan: ResumePlan, new: dict, platform: str) -> dict:
 
 # %% ../../nbs/30_runs/06_resume_dir.ipynb #7587c312
 def _undo(plan: ResumePlan, path: Path, before: dict[str, str | None], aside: Path | None) -> None:
-    """Undo the changes of `open_run_dir`; `before` are the old files, `aside` the file of replaced settings."""
     if plan.kind in ("copy", "branch") or (plan.kind == "new" and not (path / "checkpoints").is_dir()):
         shutil.rmtree(path, ignore_errors=True)
     elif plan.kind == "here":
@@ -263,7 +251,7 @@ def _manifests(path: Path) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def open_run_dir(plan: ResumePlan, config: Config, resolved: Config, session: Session) -> Iterator[tuple[Path, Config]]:
-    """Lock the run's folder for this block, write settings and facts; yield it and the settings to train with.
+    """Lock the run's folder, write settings and facts; yield it and the settings to train with.
 
     A RequestError inside undoes this, unless results could be lost. `plan`: of `plan_resume`; `config`: as requested;
     `resolved`: for this platform; `session`: platform and time limit.

@@ -37,7 +37,7 @@ from ..system.platforms.detect import input_folders
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #1e824bdf
 def places(config: Config) -> list[tuple[Path, int]]:
-    """Return folders that may hold earlier runs, with the search depth: run.dir, the mirror, and the inputs."""
+    """Return folders that may hold earlier runs, with search depths: run.dir, mirror, inputs."""
     mirror = [(Path(config.checkpoint.mirror).expanduser(), 3)] if config.checkpoint.mirror else []
     return [(Path(config.run.dir), 1), *mirror, *((Path(real), DEPTH) for _, real in input_folders(os.environ, "/"))]
 
@@ -62,7 +62,6 @@ class ResumePlan:
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #205acbf8
 def _continue_plan(run: RunOutline, changed: dict, config: Config, reason: str) -> ResumePlan:
-    """Return the plan to continue a run, in its own folder if that is writable, else in a copy."""
     real, own = run.path.resolve(), Path(config.run.dir).resolve()
     mirrored = not real.is_relative_to(own) and any(
         real.is_relative_to(folder.resolve()) for folder, _ in places(config)[1:]
@@ -152,10 +151,7 @@ def _is_of_task(path: Path, config: Config) -> bool:
 def _judged_runs(
     runs: list[RunOutline], judge: Callable[[RunOutline], dict | RequestError]
 ) -> Iterator[tuple[RunOutline, dict | RequestError]]:
-    """Yield each run with its judgement, the furthest first; of copies of one run only the furthest.
-
-    `judge` returns the allowed changes, or the error that excludes the run. Checkpoints are hashed only if a run fits.
-    """
+    """Yield runs with their judgement, the furthest first; of copies only the furthest. Fitting ones are hashed."""
     pool = sorted(reversed(runs), key=lambda run: run.progress_key)  # of equals the first comes first
     while pool:
         run = pool.pop()
@@ -183,14 +179,11 @@ def _chosen_plan(run: RunOutline, changed: dict, config: Config, total: int, not
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #0553dda3
 class _ForeignRun(RequestError):
-    """Refusal of a finished run that cannot be the result, since nothing proves that it was made here."""
+    """Refusal of a finished run without proof that it was made here."""
 
 
 def _judgement(run: RunOutline, config: Config, session: Session, at_work: Path | None) -> dict | RequestError:
-    """Return the allowed changes of `run`, or the error that excludes it, without reading checkpoints.
-
-    `at_work` is the run, or a copy of it, that another process works on; a fitting one gives Busy.
-    """
+    """Return the allowed changes, or the error that excludes `run`; `at_work`: it or a copy that is in use."""
     try:
         changed = check_changes(run, compose(config=run.path / "config.yaml"), config, session)
     except RequestError as error:
@@ -249,10 +242,7 @@ def _furthest_run_plan(config: Config, session: Session, peer: bool) -> ResumePl
 
 # %% ../../nbs/30_runs/05_resume_plan.ipynb #bb72b070
 def plan_resume(config: Config, session: Session, peer: bool = False) -> ResumePlan:
-    """Return the plan for `resume.source`; raise RequestError if it is no run, or has other settings.
-
-    `peer`: another process has chosen the run, and may have locked it.
-    """
+    """Return the plan for `resume.source`; `peer`: another process has chosen the run, and may have locked it."""
     source = config.resume.source
     if source is None:
         return ResumePlan("new")

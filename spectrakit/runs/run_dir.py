@@ -51,7 +51,7 @@ from ..watchdog.time_budget import TimeLimit
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #1ae9b641
 def reserve_folder(base: Path) -> Path:
-    """Create `base`, or the first free one of base-2, base-3, …; return it. Raise RequestError if that fails."""
+    """Create and return `base`, or the first free one of base-2, base-3, …."""
     for number in range(1, 1000):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
@@ -68,7 +68,6 @@ def reserve_folder(base: Path) -> Path:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise RequestError, and remove the folder, if less than 16 MiB can be written to it."""
     free = writable_bytes(path)
     try:
         if free < 2**24:
@@ -82,10 +81,7 @@ def _check_writable(path: Path) -> None:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #23a2fc01
 def new_run_dir(config: Config, label: str, now: float | None = None) -> Path:
-    """Create and return `runs/<name>-<YYYYmmdd-HHMMSS>[-2]`. Raise RequestError if that fails.
-
-    `label` is the task's name, used if run.name is unset; `now` is in unix seconds.
-    """
+    """Create `runs/<name>-<YYYYmmdd-HHMMSS>[-2]`; `label`: the task's name, without run.name; `now`: unix seconds."""
     name = config.run.name or re.sub(r"[^A-Za-z0-9._-]+", "-", label.rpartition(":")[2] or "run").lower()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RequestError(f"run.name={name} cannot be a folder's name. Use letters, digits, '.', '-' and '_'.")
@@ -112,7 +108,7 @@ _RECORDED = ("torch", "accelerate", "hydra-core", "omegaconf", "numpy", "safeten
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of packages that influence a run's numbers."""
+    """Return the versions of Python and of packages that influence a run."""
     from importlib.metadata import PackageNotFoundError, version
 
     facts = {"python": sys.version.split()[0], "spectrakit": __version__}
@@ -134,7 +130,7 @@ def _git_commit() -> str | None:
 # %% ../../nbs/30_runs/01_run_dir.ipynb #0f0f3222
 @dataclass(frozen=True)
 class Session:
-    """Platform, time limit and processes of a session, as detected when the run was requested."""
+    """Platform, time limit and processes of a session, detected at the request."""
 
     platform: Platform
     limit: TimeLimit  # end of the session, and its source
@@ -144,15 +140,12 @@ class Session:
     trust: bool = False  # whether a finished foreign run may be returned as the result
 
     def world_size(self, config: Config) -> int:
-        """Return the number of training processes for `config`. Raise RequestError if there can be none."""
+        """Return the number of training processes."""
         return self.place.world_size if self.place else plan_processes(config, self.platform).world_size
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #0a446aca
 def environment(config: Config, session: Session) -> dict:
-    """Return the contents of environment.json for a new run.
-
-    Among them versions, git commit, hash of `config`, resolved settings, and a `run_id` that copies of the run keep.
-    """
+    """Return environment.json for a new run; its `run_id` stays the same in copies."""
     platform = session.platform
     left = filter(None, [leftover_variables(os.environ, in_kernel())])
     return {
@@ -169,13 +162,13 @@ def environment(config: Config, session: Session) -> dict:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #23a2fc03
 def _try_lock(handle: int, wait_s: float = 0, shared: bool = False) -> bool:
-    """Lock an open file, perhaps `shared`; return True on success, or if the file system has no locks."""
+    """Return True also if the file system has no locks."""
     time.sleep(wait_s)  # `is_locked` of another process may hold it for a moment
     return try_lock(handle, shared, unsupported=True)
 
 
 def _unlock(handle: int) -> None:
-    """Release the lock. Closing is not enough: a forked data worker may hold the file open."""
+    """Release the lock: after closing, a forked worker may still hold the file."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
@@ -187,13 +180,13 @@ class Busy(RequestError):
 
 
 def busy_text(path: Path, how: str = "") -> str:
-    """Return the message about the busy run at `path`; `how` names a further way out."""
+    """Return the message on a busy run; `how` names a further way out."""
     return f"{path.name} is being worked on by another process. Wait for it, {how}or stop it: touch {path}/STOP"
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #dad0c2e4
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock. Raise Busy if another process holds it, RequestError if the folder cannot be written."""
+    """Hold the run's lock; Busy if another process holds it."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -228,7 +221,6 @@ _NOTICE_AFTER_S = 10.0  # before a message says that the process waits
 
 
 def _lock_folder(folder: Path, wait_s: float = 0.05) -> int | None:
-    """Wait for the lock on `folder`; return the open folder, or None if it cannot be locked."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # such as on Windows
@@ -253,7 +245,7 @@ def _is_same(handle: int, folder: Path) -> bool:
 # %% ../../nbs/30_runs/01_run_dir.ipynb #9a52b321
 @contextlib.contextmanager
 def claiming(folder: Path) -> Iterator[None]:
-    """Lock `folder`, if writable, against processes that look for runs or begin them; remove it if it stays empty."""
+    """Lock `folder`, if writable, against processes that look for runs or begin them; remove it if empty."""
     folder, handle = folder.absolute(), None
     while handle is None:
         try:
@@ -277,7 +269,7 @@ RUN_FILES = ("config.yaml", "events.jsonl")  # every run has these two
 
 
 def missing_files(path: Path) -> list[str]:
-    """Return the names of RUN_FILES that the folder `path` lacks; links out of the folder count as missing."""
+    """Return the RUN_FILES that a folder lacks; links out of it count as missing."""
     return [name for name in RUN_FILES if not ((path / name).is_file() and is_inside(path, path / name))]
 
 
@@ -294,7 +286,7 @@ def not_a_run_text(path: Path, hint: str) -> str:
 
 
 def check_entries(path: Path) -> None:
-    """Raise RequestError if the folder of a run or group holds a link, a pipe or the like."""
+    """Raise RequestError if a run's folder holds a link, a pipe or the like."""
     for entry, what in unsafe_entries(path):
         raise RequestError(
             f"{entry.relative_to(path)} in {path.name} is {what}, and has to be a file of the run. "
@@ -330,7 +322,7 @@ def _folders_in(folder: Path) -> tuple[list[Path], int, bool]:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #47b95c8a
 def find_runs(folder: Path, depth: int = DEPTH, unread: list[Path] | None = None) -> list[Path]:
-    """Return runs with checkpoints at most `depth` levels below `folder`, nearest first; `unread`: other folders."""
+    """Return runs with checkpoints at most `depth` levels below, nearest first; `unread`: other folders."""
     runs: list[Path] = []
     level, seen = [folder], 0
     for left in range(depth, -1, -1):
@@ -349,7 +341,7 @@ def find_runs(folder: Path, depth: int = DEPTH, unread: list[Path] | None = None
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #eef1e1de
 def unread_text(unread: list[Path]) -> str:
-    """Return the end of a message that lists unread folders, or ''."""
+    """Return the end of a message on unread folders, or ''."""
     if not unread:
         return ""
     more = f" and {len(unread) - 1:,} more folders" if len(unread) > 1 else ""
@@ -362,7 +354,7 @@ GROUP_ORIGIN: str = "origin.json"  # proof of origin
 
 
 def kind_of(path: Path) -> str:
-    """Return 'search' or 'cross-validation' for a group, '' for other folders."""
+    """Return 'search' or 'cross-validation' for a group, or ''."""
     for name, kind in GROUP_FILES.items():
         if (path / name).is_file() and is_inside(path, path / name):
             return kind
@@ -375,16 +367,14 @@ def runs_folder() -> Path:
 
 
 def runs_in(folder: Path, groups: bool = False) -> list[Path]:
-    """Return the run folders in `folder`; with `groups` also searches and cross-validations. Raise OSError if
-    unreadable.
-    """
+    """Return the run folders in `folder`, with `groups` also groups."""
     with os.scandir(folder) as entries:
         paths = [Path(e.path) for e in entries if e.name[0] != "." and e.is_dir()]
     return [path for path in paths if not missing_files(path) or (groups and kind_of(path))]
 
 
 def run_names(groups: bool = False) -> list[str]:
-    """Return the names of the runs in `runs_folder`, newest first; with `groups` also of groups."""
+    """Return the runs in `runs_folder`, newest first; with `groups` also groups."""
     try:
         paths = runs_in(runs_folder(), groups)
         return [path.name for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)]
@@ -405,7 +395,7 @@ def _path_of(given: Any) -> Path:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #f4ffaf55
 def near_names(path: Path) -> str:
-    """Return the end of a message about a missing run: similar names, else the command that lists runs."""
+    """Return similar names, else the command that lists runs, for a message."""
     try:
         beside = sorted(p.name for p in runs_in(path.parent, True))
     except OSError:
@@ -421,7 +411,7 @@ def near_names(path: Path) -> str:
 
 
 def named_run(given: Any) -> Path:
-    """Return the folder of a Run, a folder, or a name in the platform's folder of runs; raise RequestError if none."""
+    """Return the folder of a Run, a folder, or a name in `runs_folder`."""
     path = _path_of(given)
     if path.is_dir():
         return path if path.name not in ("", "..") else path.resolve()  # `.` has no name
@@ -444,29 +434,29 @@ def read_environment(path: Path) -> dict:
 
 
 def read_summary(path: Path) -> dict:
-    """Return summary.json of the run at `path`; {} if unreadable or not yet written."""
+    """Return summary.json; {} if unreadable or missing."""
     return read_mapping(path / "summary.json", _MOST_BYTES)
 
 
 def update_environment(path: Path, **facts: Any) -> None:
-    """Merge `facts` into environment.json of the run. Raise OSError if it cannot be written."""
+    """Merge `facts` into environment.json."""
     write_environment(path, {**read_environment(path), **facts})
 
 
 def write_environment(path: Path, facts: dict) -> None:
-    """Replace environment.json of the run. Raise OSError if it cannot be written."""
+    """Replace environment.json."""
     write_atomic(path / "environment.json", json.dumps(masked_value(facts), indent=1) + "\n")
 
 
 def newest_environments(folder: Path) -> Iterator[tuple[Path, dict]]:
-    """Yield (run, its environment.json) of the runs in `folder`, newest first. Raise OSError if unreadable."""
+    """Yield (run, its environment.json), newest first."""
     runs = [path for path in folder.iterdir() if (path / "environment.json").is_file()]
     for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True):
         yield path, read_environment(path)
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #5110a2a3
 def is_attached(path: Path) -> bool:
-    """Check whether `path` lies in the platform's input folder or in SPECTRAKIT_INPUT."""
+    """Check whether `path` lies in an input folder."""
     folders = [*os.environ.get("SPECTRAKIT_INPUT", "").split(os.pathsep), "/kaggle/input"]
     real = path.resolve()
     return any(real.is_relative_to(Path(folder).expanduser().resolve()) for folder in folders if folder)
@@ -479,10 +469,7 @@ def _marked_files(path: Path) -> tuple[Path, Path]:
 
 
 def is_foreign(path: Path) -> bool:
-    """Check whether the run or group lacks proof that this user made it, with its settings and weights.
-
-    The runs in a group are checked on their own.
-    """
+    """Check whether a run or group lacks proof that this user made it. Runs in a group are checked on their own."""
     settings, file = _marked_files(path)
     facts = read_mapping(file, _MOST_BYTES)
     try:
@@ -494,7 +481,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def foreign_checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints of the run without proof of origin, except those without a manifest, never loaded."""
+    """Return checkpoints without proof of origin; those without a manifest are never loaded."""
     found = []
     for checkpoint in checkpoints(path / "checkpoints"):
         with contextlib.suppress(CheckpointError):
@@ -503,7 +490,7 @@ def foreign_checkpoints(path: Path) -> list[Path]:
 
 # %% ../../nbs/30_runs/01_run_dir.ipynb #c1220dd3
 def write_mark(path: Path) -> None:
-    """Sign the settings and checkpoints of the run or group as made here. Raise OSError if that fails."""
+    """Sign the settings and checkpoints of a run or group as made here."""
     settings, file = _marked_files(path)
     facts = {"run_id": uuid.uuid4().hex, **read_mapping(file, _MOST_BYTES)}
     mark = mark_of(facts["run_id"], settings.read_bytes())

@@ -23,13 +23,13 @@ from ..system.files import read_mapping
 
 # %% ../../nbs/30_runs/08_run_groups.ipynb #d0770837
 def runs_within(path: Path) -> Iterator[Path]:
-    """Yield the run folders of the group at `path`, of trials, folds and the final run, by name."""
+    """Yield a group's run folders: trials, folds, final run."""
     for pattern in ("trial-*/*", "trial-*/fold-*/*", "fold-*/*", "final/*"):
         yield from (folder for folder in sorted(path.glob(pattern)) if folder.is_dir() and not missing_files(folder))
 
 # %% ../../nbs/30_runs/08_run_groups.ipynb #4a48151e
 def check_made_here(paths: Iterable[Path], trust: bool = False) -> None:
-    """Raise RequestError unless these groups, runs and arrays were made here, or `trust` is set."""
+    """Raise RequestError unless groups, runs and arrays were made here, or `trust` is set."""
     for path in () if trust else paths:
         if is_foreign(path) if path.is_dir() else not are_own_arrays(path):
             raise RequestError(
@@ -39,7 +39,7 @@ def check_made_here(paths: Iterable[Path], trust: bool = False) -> None:
 
 
 def check_sources(config: Config, trust: bool = False) -> None:
-    """Raise RequestError unless the cross-validations named by `folds` were made here, or `trust` is set."""
+    """Check the cross-validations named by `folds` as `check_made_here`."""
     f = config.folds
     columns = [f.columns] if isinstance(f.columns, str) else f.columns or []
     for path in map(Path, filter(None, (f.pseudo, f.distill, *columns))):
@@ -50,7 +50,7 @@ def check_sources(config: Config, trust: bool = False) -> None:
 
 
 def foreign_members(path: Path) -> list[Path]:
-    """Return foreign runs of the group that have no run made here beside them."""
+    """Return foreign runs of a group without one made here beside them."""
     runs = list(runs_within(path))
     own = {run.parent for run in runs if not is_foreign(run)}
     return [run for run in runs if run.parent not in own]
@@ -80,8 +80,8 @@ def _whole(value: Any) -> int | None:
 class Group:
     """Search or cross-validation in a list; None or '' for unknown facts.
 
-    `value`: the best trial's value, or the score of the held-out samples; `done` of `total` trials or folds (`unit`);
-    `seconds`: training time.
+    `value`: of the best trial, or of the held-out samples; `done` of `total` trials or folds (`unit`); `seconds`:
+    training.
     """
 
     path: Path
@@ -115,7 +115,7 @@ def _of_folds(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_group(path: Path) -> Group | None:
-    """Return the group at `path` from its facts file; None if it is not a group."""
+    """Return the group at `path`, or None."""
     if not (kind := kind_of(path)):
         return None
     file = path / next(name for name, word in GROUP_FILES.items() if word == kind)
@@ -127,13 +127,13 @@ def read_group(path: Path) -> Group | None:
 
 # %% ../../nbs/30_runs/08_run_groups.ipynb #74b531aa
 def list_groups(folder: Path) -> list[Group]:
-    """Return the searches and cross-validations in `folder`. Raise OSError if it cannot be read."""
+    """Return the searches and cross-validations in `folder`."""
     paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
     return [group for path in paths if (group := read_group(path)) is not None]
 
 
 def name_a_run(path: Path) -> str:
-    """Return the message that `path` is a group instead of a run, or ''."""
+    """Return the message that `path` is a group, or ''."""
     if not (kind := kind_of(path)):
         return ""
     example = next((f", such as {str(run)!r}" for run in runs_within(path)), "")
@@ -143,7 +143,7 @@ def name_a_run(path: Path) -> str:
 
 # %% ../../nbs/30_runs/08_run_groups.ipynb #6f3645dc
 def why_no_run(path: Path) -> str:
-    """Return the message that `path` is not a run: a group, a folder of runs, or a part of a run."""
+    """Return the message that `path` is a group, a folder of runs, or a part of a run."""
     if message := name_a_run(path):
         return message
     try:

@@ -52,7 +52,7 @@ class Walk:
 def _sort_entry(
     entry: os.DirEntry, disk: int, path: str, files: dict[str, os.stat_result], folders: list[Path]
 ) -> str | None:
-    """Add a folder's entry to `files` or `folders`; otherwise return why it is left out."""
+    """Add an entry to `files` or `folders`, or return why it is left out."""
     try:
         about = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def _sort_entry(
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #ec7777ca
 def walk(folder: Path) -> Walk:
-    """Return the files below `folder` except its manifest, at most MOST_FILES. Raise no errors."""
+    """Return the files below `folder` except its manifest, at most MOST_FILES."""
     files: dict[str, os.stat_result] = {}
     disk, left_out, folders = folder.stat().st_dev, [], [folder]
     while folders:
@@ -99,7 +99,6 @@ _PARTS = ("config.yaml", "environment.json", "events.jsonl")
 
 
 def _runs(folder: Path, files: Iterable[str]) -> list[dict]:
-    """Return the facts of each run below `folder`; `files` are paths below it."""
     parts = Counter(str(PurePosixPath(path).parent) for path in files if PurePosixPath(path).name in _PARTS)
     return [_run(folder, path) for path in sorted(parts) if parts[path] == len(_PARTS)]
 
@@ -127,7 +126,6 @@ def _run(folder: Path, path: str) -> dict:
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #75568d2f
 def _known_hashes(folder: Path, seen: Walk) -> dict[str, str]:
-    """Return {path: SHA-256} of files listed in checkpoint manifests."""
     hashes = {}
     for path, about in seen.files.items():
         if not path.endswith("/manifest.json"):
@@ -164,7 +162,7 @@ _LEFTOVERS = (".ipynb_checkpoints", "__pycache__", ".virtual_documents")
 
 
 def limits(platform: Platform) -> dict[str, int | None]:
-    """Return the platform's limits of files and bytes; None for no limit."""
+    """Return the platform's limits of files and bytes; None: no limit."""
     kind = kind_of(platform.name, platform.flavour)
     return {"files": kind.max_output_files, "bytes": WORKING_BYTES if kind.limits_output else None}
 
@@ -183,7 +181,7 @@ def _biggest(seen: Walk, runs: list[str], weigh: Callable[[os.stat_result], int]
 
 # %% ../../nbs/30_runs/07_session_outputs.ipynb #913ec087
 def notes_on(folder: Path, seen: Walk, allowed: dict[str, int | None], runs: list[dict]) -> list[str]:
-    """Return a message for each limit in `allowed` that is near or exceeded, and for deletable files.
+    """Return messages on limits in `allowed` that are near or exceeded, and on deletable files.
 
     `seen`: the files of `folder`; `runs`: facts of its runs.
     """
@@ -322,9 +320,9 @@ QUICK_BYTES = 2**28
 
 
 def seal_after(run_dir: Path, platform: Platform, show: bool = True) -> None:
-    """Seal the output after a run if it has limits, or report near ones; raise no errors.
+    """Seal the output after a run if it has limits; raise no errors.
 
-    In interactive mode, or with more than QUICK_BYTES to hash, it only reports; `show` prints it.
+    In interactive mode, or with more than QUICK_BYTES to hash, only report near limits; `show` prints it.
     """
     folder = Path(platform.working_dir)
     with contextlib.suppress(OSError, RequestError):

@@ -16,7 +16,7 @@ from .tracker import Tracker, TrackerContext
 
 # %% ../../../nbs/30_runs/09_trackers/05_aim.ipynb #1f3026eb
 def aim_repo(config: Config, environ: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """Return Aim's repository and its location as text; `folder` is that of the run or search."""
+    """Return Aim's repository, and its location as text."""
     named = environ.get("AIM_REPO", "")
     if named and not (config.tracking.mode == "offline" and named.startswith("aim://")):
         return named, f"{named}, by AIM_REPO"
@@ -36,7 +36,7 @@ class Aim(Tracker):
     name, packages = "aim", ("aim",)
 
     def open(self, context: TrackerContext) -> None:
-        """Open an Aim run under its previous hash. Raise RuntimeError if Aim, which hides its errors, opened none."""
+        """Open a run under its previous hash. Raise RuntimeError if Aim, which hides its errors, opened none."""
         from accelerate.tracking import AimTracker
 
         folder = context.folder if context.group is None else context.group / "trackers" / "aim"

@@ -21,7 +21,7 @@ from ...system.files import alone_with, read_start, write_atomic
 
 # %% ../../../nbs/30_runs/09_trackers/03_mlflow.ipynb #ca7f9e15
 def mlflow_uri(config: Config, environ: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """Return MLflow's store and the reason: the server in MLFLOW_TRACKING_URI, or a SQLite file in `folder`."""
+    """Return MLflow's store and the reason: MLFLOW_TRACKING_URI, or a SQLite file in `folder`."""
     server = environ.get("MLFLOW_TRACKING_URI")
     if server and config.tracking.mode != "offline":
         return server, "MLFLOW_TRACKING_URI is set"
@@ -33,7 +33,7 @@ _LONGEST = 250  # characters in a name
 
 
 def metric_name(name: str, taken: Container[str] = ()) -> str:
-    """Return `name` with `_` for characters that MLflow refuses, shortened, and numbered if it is in `taken`."""
+    """Return a name that MLflow accepts, not in `taken`."""
     name = re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
     names = (name[: _LONGEST - len(end)] + end for end in chain([""], (f"_{n}" for n in count(2))))
     return next(each for each in names if each not in taken)
@@ -47,7 +47,7 @@ _VARIABLES = {
 
 
 def import_mlflow() -> Any:
-    """Import MLflow with default variables. Raise RuntimeError if the user has a run open in this process."""
+    """Import MLflow with default variables. Raise RuntimeError if the user has a run open."""
     for key, value in _VARIABLES.items():
         os.environ.setdefault(key, value)
     import mlflow
@@ -58,7 +58,7 @@ def import_mlflow() -> Any:
 
 
 def reset_store(server: str | None) -> None:
-    """Restore MLflow's previous store; `server` is the previous MLFLOW_TRACKING_URI, or None."""
+    """Restore MLflow's previous store, MLFLOW_TRACKING_URI or None."""
     import mlflow
 
     unset: Any = None  # MLflow accepts None, against its annotation
@@ -69,11 +69,7 @@ def reset_store(server: str | None) -> None:
 # %% ../../../nbs/30_runs/09_trackers/03_mlflow.ipynb #910d99c2
 @dataclass(frozen=True)
 class Store:
-    """Destination of MLflow, and the `reason` for it.
-
-    `server` is the previous MLFLOW_TRACKING_URI or None; `artifacts` the URI of a file store's artifact folder, or
-    None.
-    """
+    """Destination of MLflow: `server`, the previous MLFLOW_TRACKING_URI or None; `artifacts`: URI of a file store's."""
 
     server: str | None
     artifacts: str | None
@@ -84,7 +80,6 @@ class Store:
 
 
 def _choose_store(mlflow: Any, config: Config, folder: Path) -> Store:
-    """Return the store of a run after activating it in `mlflow`; `folder` is that of a file store."""
     uri, reason = mlflow_uri(config, os.environ, folder)
     server = os.environ.get("MLFLOW_TRACKING_URI")
     if uri == server:
@@ -132,7 +127,7 @@ class MLflow(Tracker):
         self._names: dict[str, str] = {}  # metric → name in MLflow
 
     def open(self, context: TrackerContext) -> None:
-        """Open an MLflow run under its previous id. Raise RuntimeError if the user has one open."""
+        """Open a run under its previous id. Raise RuntimeError if the user has one open."""
         mlflow = import_mlflow()
         folder = context.folder if context.group is None else context.group / "trackers" / "mlflow"
         # concurrent trials create one experiment and one parent
@@ -149,7 +144,7 @@ class MLflow(Tracker):
         super().log({self._names[name]: value for name, value in values.items()}, step)
 
     def finish(self, failed: bool = False) -> None:
-        """End the MLflow run, as failed if `failed`, and restore the previous store."""
+        """End the run, and restore the previous store."""
         import mlflow
 
         try:

@@ -25,7 +25,7 @@ TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, 
 
 # %% ../../../nbs/30_runs/09_trackers/06_registry.ipynb #62cc04cb
 def check_trackers(config: Config) -> list[str]:
-    """Return the trackers in `config` except csv. Raise RequestError if a package is not installed."""
+    """Return the trackers except csv; RequestError if a package is not installed."""
     names = [name for name in dict.fromkeys(config.tracking.names) if name != "csv"]
     for name in names:
         missing = [package for package in TRACKERS[name].packages if not installed(package)]
@@ -36,7 +36,7 @@ def check_trackers(config: Config) -> list[str]:
 
 # %% ../../../nbs/30_runs/09_trackers/06_registry.ipynb #45f2fcd8
 def _open_again(tracker: Tracker, context: TrackerContext) -> str | None:
-    """Open a tracker under the run's id, or a new id if it is unknown there; return the error, if any."""
+    """Open a tracker under the run's id, or a new one if it is unknown there; return the error, if any."""
     known, file = context.run_id, context.folder / "run_id"
     error = attempt(_open, tracker, context)
     if error is None or known is None:
@@ -66,7 +66,7 @@ def start_trackers(
 ) -> Trackers:
     """Open the trackers of `config` in `run_dir`/trackers, on rank 0 (`is_main`) only.
 
-    `report` receives messages and failures; `step`: of a resume; `facts`: numbers to write beside the settings.
+    `report` receives messages; `step`: of a resume; `facts`: numbers beside the settings.
     """
     trackers = Trackers(report=report)
     for name in check_trackers(config) if is_main else []:

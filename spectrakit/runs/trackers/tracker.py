@@ -27,7 +27,7 @@ _MOST_ID = 1000  # bytes of a tracker's run id
 
 @dataclass(frozen=True)
 class TrackerContext:
-    """Settings and folder for opening a tracker; `step` is the optimizer step of a resume, if any."""
+    """Settings and folder of a tracker; `step`: of a resume, if any."""
 
     config: Config
     folder: Path  # the tracker's own, in the run's `trackers/`
@@ -42,12 +42,12 @@ class TrackerContext:
 
     @property
     def group(self) -> Path | None:
-        """Folder of the search that contains this run; None for a single run."""
+        """Folder of the search around this run, or None."""
         return None if self.config.tracking.group is None else Path(self.config.tracking.group)
 
     @property
     def run_name(self) -> str:
-        """Name of the run in the tracker: its folder, or its place in the search, such as trial-0007/fold-1."""
+        """Name in the tracker: the run's folder, or trial-0007/fold-1."""
         run = self.folder.parents[1]
         inside = self.group is not None and run.absolute().is_relative_to(self.group.absolute())
         return str(run.absolute().parent.relative_to(self.group.absolute())) if self.group and inside else run.name
@@ -58,9 +58,9 @@ class TrackerContext:
 
 # %% ../../../nbs/30_runs/09_trackers/00_tracker.ipynb #f5f58de1
 class Tracker:
-    """Base class of trackers; a subclass names its packages and implements `open`.
+    """Base class; a subclass names its packages and implements `open`.
 
-    `inner` is Accelerate's tracker, `note` a message for the user, such as the destination of the numbers.
+    `inner` is Accelerate's tracker, `note` tells the user the destination.
     """
 
     name = ""
@@ -72,7 +72,7 @@ class Tracker:
         self.note = ""
 
     def open(self, context: TrackerContext) -> None:
-        """Create and start `inner`. After an error the tracker is not used."""
+        """Create and start `inner`. After an error it is not used."""
         raise NotImplementedError
 
     def write_config(self, values: dict[str, Any]) -> None:
@@ -84,13 +84,13 @@ class Tracker:
         self.inner.log(values, step=step)
 
     def finish(self, failed: bool = False) -> None:
-        """Flush and close an opened tracker; `failed` says that the run failed."""
+        """Flush and close; `failed`: the run failed."""
         if self.inner is not None:
             self.inner.finish()
 
 # %% ../../../nbs/30_runs/09_trackers/00_tracker.ipynb #207df900
 def installed(package: str) -> bool:
-    """Check whether `package` is importable, and not a plain folder of that name."""
+    """Check whether `package` is importable, and no plain folder."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -115,7 +115,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 # %% ../../../nbs/30_runs/09_trackers/00_tracker.ipynb #825ff99d
 def attempt(call: Callable[..., Any], *args: Any) -> str | None:
-    """Call a function; return its error as text, if any. Warnings are hidden and Python's random state is restored."""
+    """Call a function; return its error as text, if any. Warnings are hidden, Python's random state is restored."""
     state = random.getstate()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a tracker must not change the run's printed output
@@ -131,13 +131,13 @@ def attempt(call: Callable[..., Any], *args: Any) -> str | None:
 # %% ../../../nbs/30_runs/09_trackers/00_tracker.ipynb #84e1bb4d
 @dataclass
 class Trackers:
-    """Open trackers of a run by name; `report` receives messages about failures."""
+    """Open trackers of a run; `report` receives failures."""
 
     opened: dict[str, Tracker] = field(default_factory=dict)
     report: Callable[[str], Any] = print
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Send the finite numbers of `values` to every tracker, at optimizer step `step`."""
+        """Send the finite numbers of `values` to every tracker."""
         if self.opened and (finite := numbers(values)):
             self._each(lambda tracker: tracker.log(finite, step))
 

@@ -20,9 +20,9 @@ _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")  # variables for remote 
 
 
 def trackio_place(config: Config, environ: Mapping[str, str], imported: bool) -> tuple[str | None, str]:
-    """Return trackio's folder, None for its own choice, and the destination as text.
+    """Return trackio's folder (None: its own choice), and the destination as text.
 
-    `imported` says whether trackio was imported before, which fixes its folder.
+    `imported`: it was imported before, which fixes its folder.
     """
     named = [] if config.tracking.mode == "offline" else [name for name in _ELSEWHERE if environ.get(name)]
     if named:
@@ -60,7 +60,7 @@ class Trackio(Tracker):
     name, packages = "trackio", ("trackio",)
 
     def open(self, context: TrackerContext) -> None:
-        """Open a trackio run under its previous name, without system metrics."""
+        """Open a run under its previous name, without system metrics."""
         from accelerate.tracking import TrackioTracker
 
         folder = context.folder if context.group is None else context.group / "trackers" / "trackio"

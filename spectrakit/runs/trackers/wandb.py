@@ -19,7 +19,7 @@ from ...system.secrets import SecretError, secret
 
 # %% ../../../nbs/30_runs/09_trackers/02_wandb.ipynb #d9ab52f0
 def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tuple[str, str]:
-    """Return W&B's mode, 'online', 'offline' or 'disabled', and the reason; `platform` is a Platform's name."""
+    """Return 'online', 'offline' or 'disabled', and the reason."""
     requested, variable = config.tracking.mode, environ.get("WANDB_MODE", "").lower()
     if environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
         return "disabled", "WANDB_DISABLED is set"  # opt-outs have priority
@@ -38,9 +38,9 @@ def wandb_mode(config: Config, environ: Mapping[str, str], platform: str) -> tup
 # %% ../../../nbs/30_runs/09_trackers/02_wandb.ipynb #c367244a
 @contextlib.contextmanager
 def key_in_environment(config: Config, platform: str, report: Callable[[str], Any] = print) -> Iterator[None]:
-    """Set WANDB_API_KEY from the platform's secrets during this block, if W&B is online without it.
+    """Set WANDB_API_KEY from the platform's secrets during this block, if needed.
 
-    `report` receives a message if the key is missing; W&B may find one elsewhere, such as in .netrc.
+    `report` receives a message if it is missing; W&B may find one elsewhere, such as in .netrc.
     """
     wanted = "wandb" in config.tracking.names and wandb_mode(config, os.environ, platform)[0] == "online"
     if not wanted or platform not in ("kaggle", "colab") or os.environ.get("WANDB_API_KEY"):
@@ -79,7 +79,7 @@ class WandB(Tracker):
     name, packages, config_again = "wandb", ("wandb",), True
 
     def open(self, context: TrackerContext) -> None:
-        """Open a W&B run under its previous id. Raise RuntimeError if the user has one open."""
+        """Open a run under its previous id. Raise RuntimeError if the user has one open."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B's reports about itself
         import wandb
         from accelerate.tracking import WandBTracker
