@@ -29,7 +29,7 @@ from ..view.picture import Picture
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #112c10ec
 def find_run(run: Run | Path | str) -> Run:
-    """Return the run of a `Run`, folder or name; raise RequestError with the nearest name."""
+    """Return the run of a `Run`, folder or name."""
     if isinstance(run, Run):
         return run
     path = named_run(run)
@@ -39,7 +39,7 @@ def find_run(run: Run | Path | str) -> Run:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #5ff3dfc8
 def find_all(runs: Sequence) -> list[Run]:
-    """Return the runs, also in lists, each once; raise RequestError if one is no run."""
+    """Return the runs, also in lists, each once."""
     flat = [each for run in runs for each in (run if isinstance(run, (list, tuple)) else [run])]
     if not flat:
         raise RequestError("compare needs runs: give two or more, such as compare('runs/coffee-20261120-101500', run).")
@@ -47,10 +47,7 @@ def find_all(runs: Sequence) -> list[Run]:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #695528d1
 def panels_of(histories: Sequence[History], metric: str | Sequence[str] | None) -> list[str]:
-    """Return the curves to draw: fields of LOGGED, or metrics; raise RequestError for an unknown metric.
-
-    `metric`: names with or without "val_"; None: the loss and the monitored metrics.
-    """
+    """Return the curves to draw: fields of LOGGED, or metrics, with or without "val_"; None: loss and monitored ones."""
     metrics = list(dict.fromkeys(n for h in histories for e in h.of_type("eval") for n in e["metrics"]))
     if metric is None:
         watched = list(dict.fromkeys(h.monitor for h in histories if h.monitor in metrics))[:3]
@@ -83,12 +80,11 @@ _FACTS = ("effective_batch_size", "world_size", "mixed_precision", "device", "tr
 
 
 def _fact(h: History, name: str) -> Any:
-    """Return a fact of the run's start; planned steps as last logged."""
     return h.total_steps if name == "total_steps" else h.start.get(name)
 
 
 def results(h: History, name: str, metrics: Sequence[str], status: str) -> dict[str, Any]:
-    """Return a run's `status`, `metrics` of its best checkpoint, steps and speed, from its history `h`, as `name`."""
+    """Return `status`, `metrics` of the best checkpoint, steps and speed of the history `h` as `name`."""
     best, speeds = h.best, h.points["samples_per_s"]
     speeds = speeds[np.isfinite(speeds)]
     values = {m: best["metrics"].get(m) if best else None for m in metrics}
@@ -136,7 +132,6 @@ def _rows(table: list[dict], winner: tuple[str, int] | None) -> list[list]:
 
 
 def _text(rows: list[list], notes: list[str], width: int | None) -> str:
-    """Return table and notes in lines of `width`; None: uncut lines, shortened values."""
     if width is None:
         return "\n".join([table_text(rows), *map(plain, notes)])
     cells = [[" ".join(cell(value).split()) for value in row] for row in rows]
@@ -162,11 +157,11 @@ class Comparison:
         return self.picture
 
     def rows(self) -> list[list]:
-        """Return the table: a column per run, or a row for more than six."""
+        """Return the table: a column per run, above six a row."""
         return _rows(self.table, self.winner)
 
     def text(self, width: int | None = None) -> str:
-        """Return table and notes in lines of `width` characters; None: uncut lines, shortened values."""
+        """Return table and notes in lines of `width`; None: uncut lines, shortened values."""
         return _text(self.rows(), self.notes, width)
 
     def __str__(self) -> str:
@@ -228,7 +223,6 @@ def _winner(histories: Sequence[History]) -> tuple[str, int] | None:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #642d2728
 def _add_differences(table: list[dict], histories: Sequence[History]) -> None:
-    """Add differing facts and settings to the table; secrets are hidden."""
     facts = [k for k in _FACTS if len({str(_fact(h, k)) for h in histories if h.start}) > 1]
     keys = differing_settings([h.settings for h in histories])
     for line, h in zip(table, histories, strict=True):

@@ -23,7 +23,7 @@ from ..view.svg import Line, Panel
 
 # %% ../../nbs/82_pages/04_folds_page.ipynb #44c3cbe4
 def values_panel(cv: CrossValidation) -> Panel:
-    """Return a panel with each run's value, the folds' mean and deviation, and the held-out score."""
+    """Return each run's value, the folds' mean and deviation, and the held-out score."""
     values = [(number, trial.value) for number, trial in enumerate(cv.trials) if trial.value is not None]
     runs, ends = [number for number, _ in values], [0, max(1, len(cv.trials) - 1)]
     lines = []
@@ -40,7 +40,7 @@ def values_panel(cv: CrossValidation) -> Panel:
 
 # %% ../../nbs/82_pages/04_folds_page.ipynb #1f7463c5
 def evaluations_panel(cv: CrossValidation) -> Panel:
-    """Return a panel with each run's metric over its steps, lowest and highest marked."""
+    """Return each run's metric over its steps, lowest and highest marked."""
     order = [number for _, number in sorted((t.value, k) for k, t in enumerate(cv.trials) if t.value is not None)]
     lines = []
     for number, trial in enumerate(cv.trials):
@@ -57,7 +57,7 @@ def evaluations_panel(cv: CrossValidation) -> Panel:
 
 # %% ../../nbs/82_pages/04_folds_page.ipynb #e99c97bd
 def plot_folds(cv: CrossValidation) -> Picture:
-    """Return values and evaluations of the folds of a cross-validation as a picture."""
+    """Return values and evaluations of the folds as a picture."""
     if not isinstance(cv, CrossValidation):
         raise RequestError(f"cv is {cv!r:.80}. Give the result of `cross_validate` or `open_cross_validation`.")
     if not cv.scores:
@@ -77,7 +77,7 @@ def _held_out_html(cv: CrossValidation) -> str:
 
 # %% ../../nbs/82_pages/04_folds_page.ipynb #b7f983b9
 def folds_page(cv: CrossValidation) -> str:
-    """Return a cross-validation's page as HTML; a failing part gives its reason."""
+    """Return a cross-validation's page; a failing part gives its reason."""
     score_text = f"{cv.metric or 'no metric'}: " + (f"{cv.score:.5g}" if cv.score is not None else "no score yet")
     head = ["fold", cv.metric or "value", "time", "status"]
     folders = fold("folders of the runs", "".join(f"<p>{safe(run_name(run))}</p>" for run in cv.runs))

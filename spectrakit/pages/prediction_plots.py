@@ -21,7 +21,7 @@ from ..view.svg import Line, Panel
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #f2d0ce06
 def numbers(values: Any, name: str) -> np.ndarray:
-    """Return `values` as floats; raise RequestError if they are no numbers."""
+    """Return `values` as floats."""
     try:
         return np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -29,7 +29,7 @@ def numbers(values: Any, name: str) -> np.ndarray:
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #23bf5ebf
 def _as_classes(predicted: Any) -> tuple[np.ndarray, list | None]:
-    """Return predicted classes [samples], -1 for scores that are not finite, and the classes of scores."""
+    """Return classes [samples], -1 for non-finite scores, and the classes of scores."""
     predicted = np.asarray(predicted)
     if predicted.ndim != 2 or predicted.shape[1] < 2:
         return predicted.ravel(), None
@@ -48,10 +48,7 @@ MOST_CLASSES = 50  # more are not readable
 
 
 def confusion(predicted: Any, true: Any, classes: Sequence | None = None) -> tuple[np.ndarray, list[str], int]:
-    """Return counts [true, predicted], class names, and the number of samples without a class.
-
-    `predicted`: classes [samples] or scores [samples, classes].
-    """
+    """Return counts [true, predicted], class names, and the number of samples without a class."""
     (predicted, order), true = _as_classes(predicted), np.asarray(true).ravel()
     if len(predicted) != len(true):
         raise RequestError(
@@ -108,7 +105,6 @@ def plot_confusion(predicted: Any, true: Any, classes: Sequence | None = None, t
 
 
 def _cell_text(count: int, share: float, classes: int) -> str:
-    """Return the count, with the share up to 12 classes; '' above 25."""
     text = str(count) if count < 10_000 else f"{count / 1000:.3g}k"
     return f"{text}\n{share:.0%}" if classes <= 12 else text if classes <= 25 else ""
 
@@ -212,7 +208,6 @@ def _chosen(p: np.ndarray, t: np.ndarray | None, samples: int | Sequence[int]) -
 def _spectra(
     predicted: Any, true: Any, sigma: Any, wavelength_um: Any
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Return predicted and true spectra, uncertainties [samples, channels], and places of channels [channels]."""
     p = np.atleast_2d(numbers(predicted, "The predicted spectra"))
     t, s = (
         None if a is None else np.atleast_2d(numbers(a, name))
@@ -232,7 +227,6 @@ def _spectra(
 
 
 def _spectrum(x: np.ndarray, p: np.ndarray, t: np.ndarray | None, s: np.ndarray | None) -> list[Line]:
-    """Return a spectrum's lines; of a long one each slice's lowest and highest channel."""
     lines = []
     if s is not None:
         few = np.linspace(0, len(x) - 1, min(len(x), 400)).astype(int)
@@ -301,10 +295,7 @@ def default_pictures(arrays: dict[str, Any]) -> dict[str, Picture]:
 
 # %% ../../nbs/82_pages/00_prediction_plots.ipynb #967991ec
 def pictures_of(predictions: Any, task: Any = None) -> dict[str, Picture]:
-    """Return pictures by name for a result of `predict`: the task's own, or by shape.
-
-    Raise RequestError if the task returns anything else.
-    """
+    """Return pictures of a result of `predict` by name: the task's own, or by shape."""
     if not provides(task, "pictures"):
         return default_pictures(predictions.arrays)
     pictures = task.pictures(predictions)

@@ -75,7 +75,7 @@ def evaluations_html(h: History) -> str:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #05d4a0ef
 def result_rows(h: History, status: str) -> list[tuple[str, Any]]:
-    """Return the results table: best metrics, steps, time, speed. `status`: of the run."""
+    """Return best metrics, steps, time, speed."""
     values, best = results(h, h.path.name, [], status), h.best
     planned = h.total_steps
     rows: list[tuple[str, Any]] = [("best", "no evaluation yet")]
@@ -93,7 +93,7 @@ def result_rows(h: History, status: str) -> list[tuple[str, Any]]:
 
 
 def results_html(h: History, status: str) -> str:
-    """Return the results section: end, metrics, progress. `status`: of the run."""
+    """Return the results section."""
     reason = f"<p>{safe(h.end['reason'], 2000)}</p>" if h.end.get("reason") else ""
     notes = "".join(f'<p class="soft">{safe(note, 600)}</p>' for note in h.notes)
     lines = f"<pre>{safe(chr(10).join(h.unreadable))}</pre>"
@@ -144,7 +144,7 @@ def _event_text(e: dict) -> str:
 
 
 def timeline(h: History) -> list[tuple[str, str, str]]:
-    """Return (time, step, event) of restarts, messages, faults and end; of many the first and last."""
+    """Return (time, step, event) of restarts, messages, faults and end; of many first and last."""
     rows = []
     for e in h.of_type("restart", "message", "oom", "nan", "end"):
         step = e.get("step")
@@ -163,7 +163,7 @@ def _fault_counts(h: History) -> str:
 
 
 def faults_html(h: History, status: str) -> str:
-    """Return restarts, messages, errors, and a failed run's end of logs. `status`: of the run."""
+    """Return restarts, messages, errors, and a failed run's logs."""
     rows, logs, bad = timeline(h), h.path / "logs", status in ("failed", "unfinished")
     parts = [f"<p>{safe(_fault_counts(h))}</p>"]
     if rows:
@@ -225,7 +225,7 @@ MOST_READ = 10**9  # greatest size of the arrays in bytes
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Return the arrays of predictions.npz; raise ValueError if unreadable or very large."""
+    """Return predictions.npz; ValueError if unreadable or very large."""
     try:
         check_inside(path.parent, path)
         return Predictions(read_arrays(path, MOST_READ), path)
@@ -234,7 +234,7 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def array_row(name: str, values: np.ndarray) -> tuple:
-    """Return an array's row: shape, type, range, number of values not finite."""
+    """Return an array's shape, type, range, number of non-finite values."""
     row = (name, " × ".join(map(str, values.shape)) or "one value", str(values.dtype))
     if values.dtype.kind not in "fiub" or not values.size:
         return (*row, None, None, None, None)
@@ -246,17 +246,14 @@ def array_row(name: str, values: np.ndarray) -> tuple:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #f77bfadb
 def texts_html(arrays: dict[str, np.ndarray]) -> str:
-    """Return the first rows of text arrays side by side, or ''."""
+    """Return the first rows of text arrays, or ''."""
     texts = {name: values for name, values in arrays.items() if values.dtype.kind == "U" and values.ndim == 1}
     rows = zip(*(values[:10].tolist() for values in texts.values()), strict=False)
     return table_html([tuple(texts), *rows], caption="texts") if texts else ""
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #2c5d609f
 def task_of(run: Run, task: Any, h: History) -> Any:
-    """Return the task that draws predictions: given, the run's, or built-in.
-
-    Code that a run's settings name is not executed.
-    """
+    """Return the task that draws predictions: given, the run's, or built-in; code named by settings is not executed."""
     name = task if task is not None else run.task if run.task is not None else h.settings.get("task.name")
     if not isinstance(name, str):
         return name
@@ -266,7 +263,6 @@ def task_of(run: Run, task: Any, h: History) -> Any:
 
 # %% ../../nbs/82_pages/03_report_sections.ipynb #79973014
 def _task_pictures(run: Run, h: History, task: Any, predictions: Predictions) -> tuple[dict[str, Picture], str]:
-    """Return the task's pictures; if they fail, those by shape with a note."""
     try:
         return pictures_of(predictions, task_of(run, task, h)), ""
     except Exception as error:  # the task's own code
@@ -278,7 +274,7 @@ def _task_pictures(run: Run, h: History, task: Any, predictions: Predictions) ->
 
 
 def predictions_html(run: Run, h: History, task: Any) -> str:
-    """Return the predictions' arrays and pictures, drawn by `task` (None: the run's own)."""
+    """Return the predictions' arrays and pictures, drawn by `task` (None: the run's)."""
     path = h.path / "predictions.npz"
     if not path.is_file():
         return "<p>There are no predictions yet: predict(task, run).</p>"
@@ -304,7 +300,6 @@ def _setting(key: str, value: Any) -> str:
 
 
 def _differs(key: str, value: Any, defaults: dict[str, Any]) -> bool:
-    """Return whether a setting differs from its default, or has a value without one."""
     return value != defaults[key] if key in defaults else value not in ({}, None)
 
 
@@ -379,7 +374,7 @@ def _data_rows(h: History) -> list[tuple[str, str]]:
 
 
 def repeat_html(h: History) -> str:
-    """Return versions, seed, commit, hashes, and the command that repeats the run."""
+    """Return versions, seed, commit, hashes, and the repeating command."""
     facts, deterministic = h.environment, h.settings.get("trainer.deterministic")
     rows = [
         ("seed", h.settings.get("seed")),

@@ -25,7 +25,7 @@ TITLES = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samp
 
 
 def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarray]:
-    """Return finite places (on `x`, one of AXES) and values of a curve [points]; `name`: field of LOGGED, or metric."""
+    """Return finite places (`x`: one of AXES) and values of a curve [points]; `name`: of LOGGED, or a metric."""
     if name in LOGGED:
         steps, t, y = h.points["step"], h.points["t"], h.points[name]
     else:
@@ -38,7 +38,7 @@ def curve(h: History, name: str, x: str = "step") -> tuple[np.ndarray, np.ndarra
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #8678c7fb
 def averaged(x: np.ndarray, y: np.ndarray, slices: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means of so many slices; below twice as many points they stay."""
+    """Return the means of so many slices; below twice as many points unchanged."""
     if len(x) < 2 * slices:
         return x, y
     edges = np.linspace(0, len(x), slices + 1).astype(int)[:-1]
@@ -63,16 +63,16 @@ class CurveStyle:
 
 
 def run_style(number: int, runs: int, panel: str, smooth: float | None = None) -> CurveStyle:
-    """Return the style of run `number` of `runs` in a panel: four colours, then dashes.
+    """Return the style of run `number` of `runs`: four colours, then dashes; a single run has the `panel`'s.
 
-    A single run has the `panel`'s colour. `smooth`: weight of the past; default: by the number of points.
+    `smooth`: weight of the past; default: by the number of points.
     """
     color = COLORS[number % len(COLORS)] if runs > 1 else ALONE.get(panel, VALID)
     return CurveStyle(color, DASHES[number // len(COLORS) % len(DASHES)], smooth, runs <= 3, runs == 1)
 
 # %% ../../nbs/82_pages/01_run_curves.ipynb #9591b0d8
 def curve_lines(x: np.ndarray, y: np.ndarray, name: str, style: CurveStyle) -> list[Line]:
-    """Return the lines of the curve `x`, `y` [points]; `name`: field of LOGGED, or a metric; `style`: its look."""
+    """Return the lines of the curve `x`, `y` [points] called `name`, in `style`."""
     many, smooth = name in LOGGED, style.smooth
     xs, ys = averaged(x, y) if many else (x, y)
     weight = (smoothing_weight(len(ys)) if name == "loss" else 0.0) if smooth is None else smooth

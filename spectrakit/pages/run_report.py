@@ -36,10 +36,7 @@ _SECTIONS: dict[str, Callable] = {
 
 # %% ../../nbs/82_pages/05_run_report.ipynb #9476c885
 def report_page(run: Run, task: Any = None) -> str:
-    """Return a run's page as HTML; a failing section gives its reason.
-
-    `task`: draws the predictions; default: the run's own.
-    """
+    """Return a run's page; a failing section gives its reason. `task`: draws the predictions."""
     h = read_history(run.path)
     status = run.ended or h.status
     facts = [report_sections.time_text(h.seconds), h.start.get("task"), f"as of {time.strftime('%Y-%m-%d %H:%M')}"]
