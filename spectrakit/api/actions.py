@@ -79,7 +79,7 @@ from ..watchdog.time_budget import NoTimeLeft, check_time
 
 # %% ../../nbs/70_api/02_actions.ipynb #5956c0ff
 def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
-    """Return a function to call ten times a second while waiting; `pressed` collects the stop signals."""
+    """Return a function to call ten times a second; `pressed` collects the stop signals."""
     due, sentences = [time.monotonic() + 30], dict[int, str]()  # one sentence per number of signals
 
     def tick() -> None:
@@ -110,7 +110,7 @@ def _current_folder(run: Run, outcome: Outcome) -> Run:
 
 
 def _after_launch(run: Run, outcome: Outcome, out: str | None) -> Run:
-    """Return `run` after `outcome`; print if its folder was moved or deleted. `out` is the file for predictions."""
+    """Return `run` after `outcome`; print if its folder was moved or deleted."""
     now = _current_folder(run, outcome)
     gone = not log_file(now.path).is_file()
     if not gone and now.path == run.path:
@@ -122,7 +122,6 @@ def _after_launch(run: Run, outcome: Outcome, out: str | None) -> Run:
 
 # %% ../../nbs/70_api/02_actions.ipynb #a7b1f32c
 def _tell_end(messenger: Messenger | None, run: Run) -> None:
-    """Start to send the message on the end of `run`."""
     if messenger is None:
         return
     with contextlib.suppress(OSError, ValueError):  # the folder was deleted
@@ -135,7 +134,6 @@ _SHORT_S = 5.0  # seconds; a fold or a trial shorter than this gets no picture, 
 
 
 def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[int]) -> Outcome:
-    """Launch `job`, show its progress and write the summary. `pressed` collects the stop signals."""
     every_s = 10.0 if "ipykernel" in sys.modules else 60.0
     console, began = job.config.run.console if show else "none", time.monotonic()
     with interrupts(into=pressed):  # before the view is made, which imports widgets: the launch checks `pressed`
@@ -157,7 +155,6 @@ def _launch_and_show(run: Run, job: Job, task: Any, show: bool, pressed: list[in
 
 
 def _summarize_safely(run: Run, draw: bool) -> None:
-    """Write the summary; print an error. `draw` includes the curves."""
     try:
         summarize(run, draw)
     except Exception as error:
@@ -166,7 +163,6 @@ def _summarize_safely(run: Run, draw: bool) -> None:
 
 # %% ../../nbs/70_api/02_actions.ipynb #75e3203c
 def _is_summarized(run: Run) -> bool:
-    """Check whether summary, metrics table and curves are newer than the log. Raise OSError if the log is gone."""
     log, files = log_file(run.path), [run.path / name for name in ("summary.json", "metrics.csv", "curves.png")]
     return all(f.is_file() and f.stat().st_mtime_ns >= log.stat().st_mtime_ns for f in files)
 
@@ -187,7 +183,7 @@ def _writes_run(request: RunRequest) -> bool:
 
 
 def _take_part(kind: JobKind, request: RunRequest, task: Any, predict: Any = None) -> Run:
-    """Take part in a run that another rank or machine writes. Raise RuntimeError if it failed."""
+    """Take part in a run that another rank or machine writes."""
     scratch = Path(tempfile.mkdtemp(prefix="spectrakit-peer-"))
     try:
         outcome = launch(Job(kind, scratch, request), task, lambda: None)
@@ -206,7 +202,6 @@ def _before_the_run() -> contextlib.AbstractContextManager[None]:
 
 # %% ../../nbs/70_api/02_actions.ipynb #b9471680
 def _write_prior(task: Any, config: Config, out: str | Path | None, folder: Path) -> str | None:
-    """Write a first version of the file for predictions, if possible; return its absolute path."""
     if out is None:
         return None
     path = Path(out).absolute()
@@ -215,7 +210,6 @@ def _write_prior(task: Any, config: Config, out: str | Path | None, folder: Path
 
 # %% ../../nbs/70_api/02_actions.ipynb #6774fd53
 def _no_time(config: Config, request: RunRequest, predict: Any) -> NoTimeLeft | None:
-    """Return NoTimeLeft if no time is left to train; raise it if no predictions are requested."""
     try:
         check_time(config, request.platform, request.limit)
     except NoTimeLeft as late:
@@ -226,10 +220,7 @@ def _no_time(config: Config, request: RunRequest, predict: Any) -> NoTimeLeft | 
 
 
 def _not_begun(run: Run, late: NoTimeLeft, out: str | None) -> Run:
-    """Log the end of a run that was not trained in this session.
-
-    Raise NoTimeLeft if the submission `out` does not exist and no checkpoint can fill it.
-    """
+    """Log the end of a run that was not trained; NoTimeLeft if nothing can fill the submission."""
     if not (out and Path(out).exists()) and find_checkpoint(run.path / "checkpoints")[0] is None:
         raise late
     print(f"{run.path.name}: {late}", file=sys.stderr)
@@ -240,13 +231,12 @@ def _not_begun(run: Run, late: NoTimeLeft, out: str | None) -> Run:
 
 # %% ../../nbs/70_api/02_actions.ipynb #6774fd54
 def session_of(task: Any, request: RunRequest) -> Session:
-    """Return the session details of `request` that a run's folder stores."""
+    """Return the session details that a run's folder stores."""
     code = code_fingerprint(task)
     return Session(request.platform, request.limit, request.place, request.auto, code, request.trust)
 
 # %% ../../nbs/70_api/02_actions.ipynb #anno0001
 def _announce(plan: ResumePlan, console: str) -> None:
-    """Print the reason of a plan unless the log shows it; without a view, only a skipped finished run."""
     is_logged = plan.kind == "new" and prints_log(console)
     if console != "none" and plan.reason and not is_logged:
         print(plan.reason, flush=True)
@@ -255,16 +245,7 @@ def _announce(plan: ResumePlan, console: str) -> None:
 
 # %% ../../nbs/70_api/02_actions.ipynb #83e0b0a7
 def _train(task: Any, config: Config, request: RunRequest, show: bool, pressed: list[int], predict: Any = None) -> Run:
-    """Begin or continue a run according to resume.source. A finished run is returned unchanged.
-
-    Args:
-        task: Task object or name.
-        config: Requested settings.
-        request: Resolved request.
-        show: Whether to show the progress.
-        pressed: List that collects the stop signals.
-        predict: File for predictions after training (default None).
-    """
+    """Begin or continue a run according to resume.source; return a finished one unchanged."""
     given, peer = None if isinstance(task, str) else task, not _writes_run(request)
     session = session_of(task, request)
     with contextlib.ExitStack() as claim:  # locks out other processes that look for a run, until this run is locked
@@ -300,10 +281,10 @@ class Predictions(Predicted):
     """Test predictions: arrays by name, their file, and the submission.
 
     Attributes:
-        arrays: Arrays by name; the first axis is the sample.
+        arrays: By name; the first axis is the sample.
         path: The file predictions.npz.
-        table: The CSV file, if one was written.
-        submission: State of the CSV file: its content and how much of it was predicted.
+        table: The CSV file, if any.
+        submission: State of the CSV file.
     """
 
     path: Path
@@ -316,9 +297,7 @@ class Predictions(Predicted):
 
 # %% ../../nbs/70_api/02_actions.ipynb #1605211d
 def check_prediction(config: Config, out: Path) -> None:
-    """Raise RequestError if predictions after training are impossible: checkpoints are off or `out` is not
-    writable.
-    """
+    """Raise RequestError if checkpoints are off or `out` is not writable."""
     if not config.checkpoint.enabled:
         raise RequestError(
             "Predictions need a checkpoint, but checkpoint.enabled is false. Set it to true, or omit predict."
@@ -339,7 +318,6 @@ def _check_folder(out: Path) -> None:
 
 # %% ../../nbs/70_api/02_actions.ipynb #4aee236d
 def _copy_to_stream(file: Path, out: Path) -> str:
-    """Write the table in `file` to a device or a pipe. Return the error, or ""."""
     if not file.is_file():
         return ""
     try:
@@ -352,7 +330,7 @@ def _copy_to_stream(file: Path, out: Path) -> str:
 
 
 def _after_copy(result: Any, file: Path, out: Path, copied: bool) -> Any:
-    """Replace the temporary `file` by the stream `out` in the result of an action."""
+    """Replace the temporary `file` by the stream `out` in a result."""
     if isinstance(result, Predictions):
         state = result.submission if copied else None
         state = state and replace(state, file=str(out.absolute()))
@@ -372,10 +350,9 @@ def _is_stream(out: Path) -> bool:
 
 # %% ../../nbs/70_api/02_actions.ipynb #ab5f935d
 def writes_through(word: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for functions whose argument `word` may be a device or a pipe.
+    """Decorate functions with an argument `word` that may be a device or a pipe.
 
-    The function gets a temporary file instead, which is copied to the stream at the end. A failing copy is
-    printed.
+    The function gets a temporary file, which is copied to the stream at the end; a failing copy is printed.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -401,10 +378,7 @@ def writes_through(word: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 # %% ../../nbs/70_api/02_actions.ipynb #4fdb1a50
 def check_test_prediction(task: Any, config: Config, predict: str | Path) -> Path:
-    """Return the file `predict` for test predictions of `task` after many runs.
-
-    Raise RequestError if it cannot be written or the task has no test data.
-    """
+    """Return the file for test predictions after many runs; RequestError without test data."""
     out = checked_path(predict, "The file for predictions")
     check_prediction(config, out)
     if not provides(load_task(task) if isinstance(task, str) else task, "test_dataset"):
@@ -416,10 +390,7 @@ def check_test_prediction(task: Any, config: Config, predict: str | Path) -> Pat
 
 # %% ../../nbs/70_api/02_actions.ipynb #c4fd095b
 def resolve_task(run: Run, task: Any, config: Config) -> Any:
-    """Return the checked task object or name for a child process.
-
-    Raise RequestError if the run's task was defined in a notebook and has to be passed.
-    """
+    """Return the checked task object or name for a child process."""
     task = task or run.task or config.task.get("name")
     if task is None or (isinstance(task, str) and task.startswith("__main__:")):
         task_of(run, None)
@@ -431,7 +402,7 @@ def resolve_task(run: Run, task: Any, config: Config) -> Any:
 
 
 def on_this_machine(request: RunRequest) -> RunRequest:
-    """Return the request of a run on several machines for prediction on this machine alone."""
+    """Return a request on several machines for prediction on this one."""
     config = override(
         request.config,
         f"distributed.world_size={request.processes.per_node}",
@@ -443,16 +414,9 @@ def on_this_machine(request: RunRequest) -> RunRequest:
 
 
 def settings_to_use(run: Run, task: Any, trust: bool, words: Sequence[str] = ()) -> Config:
-    """Return the settings of a run; skip and print entries of an untrusted run that need trust.
+    """Return the settings of `run`; skip and print entries that need trust.
 
-    Args:
-        run: The run.
-        task: Task to use; None for the one that the run names.
-        trust: Whether to trust all settings of the run.
-        words: Overrides, such as "trainer.max_epochs=30" (default: none).
-
-    Raises:
-        RequestError: If untrusted settings name code.
+    `task`: to use (None: the run's); `trust` all settings; `words`: overrides.
     """
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
     for note in notes:
@@ -470,9 +434,6 @@ def _content_text(folder: Path, out: str | Path | None) -> str:
 
 
 def _read_predictions(outcome: Outcome, name: str, folder: Path, table: Path | None) -> Predictions:
-    """Return the predictions in `folder`; print irregularities after `name`. Raise RuntimeError if predicting
-    failed.
-    """
     content = _content_text(folder, table)
     if outcome.status not in ("completed", "out_of_time"):
         raise RuntimeError(f"Predicting with {name} failed: {outcome.reason}{content}")
@@ -487,7 +448,6 @@ def _read_predictions(outcome: Outcome, name: str, folder: Path, table: Path | N
 def _predict(
     task: Any, run: Run, out: str | Path | None, request: RunRequest | None = None, config: Config | None = None
 ) -> Predictions:
-    """Predict within the time of `request` (None: a new one); `config` defaults to the run's settings."""
     config = settings_to_use(run, task, False) if config is None else config
     task = resolve_task(run, task, config)
     table = None if out is None else Path(out)
@@ -511,10 +471,6 @@ def _predict(
 
 # %% ../../nbs/70_api/02_actions.ipynb #f3f0e325
 def _runs_of(given: Any, trust: bool) -> list[Run]:
-    """Return the runs of one entry of `runs`. Raise RequestError if it has none.
-
-    `trust` permits runs in a folder that were made elsewhere.
-    """
     if hasattr(given, "runs"):
         check_made_here((run.path for run in given.runs), trust or getattr(given, "trusted", False))
         return list(given.runs)
@@ -534,7 +490,6 @@ def _runs_of(given: Any, trust: bool) -> list[Run]:
 
 
 def _weights_of(how: Any, count: int) -> list[float]:
-    """Return `count` weights from `how`. Raise RequestError if their number or values are invalid."""
     if isinstance(how, str):
         check_how(how)
         return [1.0] * count
@@ -552,12 +507,7 @@ def _weights_of(how: Any, count: int) -> list[float]:
 
 # %% ../../nbs/70_api/02_actions.ipynb #c8f5d1a2
 def weighed_runs(runs: Any, how: Any, trust: bool = False) -> list[tuple[Run, float]]:
-    """Return each run of `runs` with its weight by `how`, as in `predict`, without runs of weight 0.
-
-    `trust` permits folders with runs that were made elsewhere (default False). Raise RequestError if `runs` or
-    `how` is
-    invalid.
-    """
+    """Return each run with its weight by `how`, as in `predict`, without runs of weight 0."""
     if isinstance(runs, (str, bytes)) or not isinstance(runs, Sequence):
         raise RequestError(
             f"runs={runs!r} is not a list of runs. Write runs=[first, second], or pass one run as the second argument."
@@ -569,7 +519,7 @@ def weighed_runs(runs: Any, how: Any, trust: bool = False) -> list[tuple[Run, fl
 
 
 def as_members(each: Sequence[tuple[Run, float]], configs: Sequence[Config]) -> list[dict[str, Any]]:
-    """Return these runs and their resolved settings as JSON values for a job."""
+    """Return runs and resolved settings as JSON values for a job."""
     return [
         {"run": str(run.path.absolute()), "weight": weight, "config": {**to_dict(config), "typed": config.typed}}
         for (run, weight), config in zip(each, configs, strict=True)
@@ -598,7 +548,6 @@ def _predict_together(
 
 # %% ../../nbs/70_api/02_actions.ipynb #867c9491
 def _stop_reason(terminated: list[int], pressed: list[int]) -> str:
-    """Return the reason not to predict after these signals (of the system; all), or ""."""
     if terminated:
         return "the system asked this process to end (SIGTERM)"
     return "interrupted a second time" if len(pressed) > 1 else ""
@@ -609,10 +558,7 @@ _LEAST_START_S = 3.0  # seconds; the start of a process with torch takes longer
 
 
 def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool) -> bool:
-    """Check whether the training processes have made all wanted predictions; print irregularities.
-
-    `stopped` states that the user asked for a stop: a part is enough then.
-    """
+    """Check for all wanted predictions; after a stop (`stopped`) a part is enough."""
     state, left = read_record(run.path, Path(out)), request.left_s()
     if state is None or not _has_predicted(run, out, request.began):
         return False
@@ -626,10 +572,7 @@ def _is_predicted(run: Run, out: str | Path, request: RunRequest, stopped: bool)
 def _predict_in_time(
     task: Any, run: Run, out: str | Path, request: RunRequest, unwanted: str, stopped: bool = False
 ) -> None:
-    """Predict after training, also after a failure with a checkpoint; print an error.
-
-    `unwanted` is a reason not to predict, or "". `stopped` states that the user asked for a stop.
-    """
+    """Predict after training, also after a failure with a checkpoint; print an error."""
     failed, best = run.status == "failed", find_checkpoint(run.path / "checkpoints", "BEST")[0]
     left = request.left_s()
     if _is_predicted(run, out, request, stopped):
@@ -664,10 +607,9 @@ def check_on_error(on_error: Any) -> None:
 
 
 def raises_failure(on_error: str | None, mode: str, predict: Any = None) -> bool:
-    """Check whether to raise the failure of a run, so that the cells after it do not run.
+    """Check whether to raise a run's failure, so that later cells do not run.
 
-    `on_error` is the user's choice; None raises in a batch `mode` of the platform without a submission
-    (`predict`).
+    `on_error`: the user's choice; None raises in a batch `mode` without a submission (`predict`).
     """
     return on_error == "raise" or (on_error is None and predict is None and mode == "batch")
 
@@ -699,16 +641,13 @@ def fit(  # noqa: PLR0913  what a run is begun with; all but the task have defau
         resume: "auto", a run, its name or a checkpoint; replaces the setting resume.source (default None).
         predict: CSV file for test predictions after training (default None).
         show: Show the progress (default True).
-        trust: Accept a finished run found by resume="auto", or a cross-validation named in the settings, that
-            was made
+        trust: Accept a finished run found by resume="auto", or a cross-validation named in the settings, that was made
             elsewhere (default False).
-        on_error: "return" or "raise" if the run fails. The default None raises in a batch run (Kaggle's Save &
-            Run All,
+        on_error: "return" or "raise" if the run fails. The default None raises in a batch run (Kaggle's Save & Run All,
             papermill, nbconvert) without `predict`, so that the cells after it do not run.
 
     Returns:
-        The run: its `status` tells how it ended, its `error` why it failed. An error in the task's code or data is a
-            failure, also before the first step.
+        The run: `status` tells how it ended, `error` why it failed, be it in the task's code before the first step.
 
     Raises:
         RequestError: If an argument or a setting is invalid; no folder is created.
@@ -752,19 +691,16 @@ def resume(
     trust: bool = False,
     on_error: str | None = None,
 ) -> Run:
-    """Continue a run from its newest valid checkpoint, in its own folder or in a copy of a read-only one.
+    """Continue a run from its newest valid checkpoint, in its folder or in a copy of a read-only one.
 
     Args:
         run: The run, its folder or its name. A finished run is returned unchanged.
-        task: Task object or name; required if it was defined in a notebook (default: the one in the run's
-            settings).
-        *overrides: Changed settings, such as "trainer.max_epochs=40", permitted by
-            "resume.allow=[trainer.max_epochs]".
+        task: Task object or name (default: the run's); required if defined in a notebook.
+        *overrides: Changed settings, such as "trainer.max_epochs=40", permitted by "resume.allow=[trainer.max_epochs]".
         show: Show the progress (default True).
-        trust: Permit the settings of a run made elsewhere to name code and folders to write to (default False;
-            see
+        trust: Permit settings of a run made elsewhere to name code and folders to write to (default False; see
             `sk.trust`).
-        on_error: "return" or "raise" if the run fails, as for `fit` (default None: "raise" in a batch run).
+        on_error: "return" or "raise" if the run fails, as for `fit` (default None).
 
     Returns:
         The continued run.
@@ -803,22 +739,18 @@ def predict(
     out: str | Path | None = None,
     trust: bool = False,
 ) -> Predictions:
-    """Predict the test data, or without test data the validation data, with the best checkpoint of one or more
-    runs.
+    """Predict the test data, or without any the validation data, with the best checkpoint of one or more runs.
 
     Args:
-        task: Task object or name; None for the one in the run's settings.
+        task: Task object or name; None for the run's.
         run: The run, its folder or its name.
-        *overrides: Changed settings, such as "data.eval_batch_size=16" (default: none).
-        runs: Several runs, cross-validations or folders of runs, to be averaged in place of `run`. If time is
-            short,
-            the last ones are left out.
-        how: "mean", "rank", "geometric" or "vote" (labels), or one weight per entry of `runs`, such as the
-            weights of
+        *overrides: Changed settings, such as "data.eval_batch_size=16".
+        runs: Runs, cross-validations or folders of runs, averaged in place of `run`. If time is short, the last ones
+            are left out.
+        how: "mean", "rank", "geometric" or "vote" (labels), or one weight per entry of `runs`, such as the weights of
             `sk.blend` (default "mean").
-        out: CSV file for the task's table (default None: no table).
-        trust: Permit runs made elsewhere to name code to import, and folders in `runs` to hold such runs
-            (default
+        out: CSV file for the task's table (default None).
+        trust: Permit runs made elsewhere to name code to import, and folders in `runs` to hold such runs (default
             False; see `sk.trust`).
 
     Returns:

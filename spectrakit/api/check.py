@@ -25,10 +25,7 @@ from ..watchdog.time_budget import check_time
 
 # %% ../../nbs/70_api/03_check.ipynb #4ec496e7
 def with_ending(results: tuple[ContractResult, ...], status: str, reason: str) -> tuple[ContractResult, ...]:
-    """Return `results` with a failed row for the part during which the job ended early.
-
-    `status` and `reason` describe the end of the job.
-    """
+    """Return `results` with a failed row for the part at which the job ended early."""
     if status == "completed" or any(result.error for result in results):
         return results
     tried = {result.part for result in results}
@@ -44,7 +41,7 @@ def _read_notes(folder: Path) -> tuple[str, ...]:
 def check(task: Any, config: Config | str | None = None, *overrides: str) -> ContractReport:
     """Test a task like a run before its first step: data, model, loss, step, evaluation, prediction, checkpoint.
 
-    Processes, device and precision are those of a run. No files are left behind.
+    Processes, device and precision are the run's. No files remain.
 
     Args:
         task: Task object, or a name such as "coffee".
@@ -52,7 +49,7 @@ def check(task: Any, config: Config | str | None = None, *overrides: str) -> Con
         *overrides: Changed settings, such as "data.batch_size=8".
 
     Returns:
-        A report with a row per part. A failed part states the error and how to fix it.
+        A report with a row per part; a failed one states the error and its fix.
 
     Raises:
         RequestError: If a setting is invalid.
@@ -70,7 +67,6 @@ def check(task: Any, config: Config | str | None = None, *overrides: str) -> Con
 
 
 def _results_of(job: Job, task: Any) -> tuple[ContractResult, ...]:
-    """Return the results of `job`. Raise KeyboardInterrupt if it was interrupted."""
     from spectrakit.jobs.task_check import read_results
 
     try:

@@ -79,7 +79,7 @@ class DataFiles(NamedTuple):
 
 
 def count_files(folder: Path | str, seconds: float = 5.0) -> DataFiles:
-    """Count the files below `folder` and their bytes for at most `seconds`, without following links."""
+    """Count files and bytes for at most `seconds`, without following links."""
     files = size = 0
     end = time.monotonic() + seconds
     for parent, _, names in os.walk(folder):
@@ -93,7 +93,7 @@ def count_files(folder: Path | str, seconds: float = 5.0) -> DataFiles:
 
 
 def data_folder(config: Config, input_dir: str | None) -> str | None:
-    """Return the data folder: one named in the task's options, or the platform's input folder; None if unknown."""
+    """Return the data folder: named in the task's options, or the platform's input folder."""
     named = [value for value in config.task.values() if isinstance(value, str) and os.path.isdir(value)]
     return named[0] if named else input_dir if input_dir and os.path.isdir(input_dir) else None
 
@@ -102,7 +102,7 @@ _QUOTA_H = {"kaggle": 30.0}  # GPU hours per week
 
 
 def _time_left(request: RunRequest, slowest: Measurement) -> tuple[float | None, float | None]:
-    """Return the usable seconds of this session and of a full one; None without a limit."""
+    """Return the usable seconds of this session and of a full one; None: no limit."""
     budget = make_budget(request.config, request.limit, request.ends)
     for kind, seconds in (
         ("step", slowest.step_s),
@@ -126,7 +126,6 @@ _FREE = {"kaggle": "free on Kaggle, within its quota", "colab": "free on Colab, 
 
 
 def _price_here(config: Config, gpus: Sequence[Gpu], platform: str) -> tuple[float | None, str]:
-    """Return the price of this machine in dollars per hour, and its source; None if unknown."""
     own = config.preflight.price_per_hour
     if own is not None:
         return own, f"{own:g} $/h, preflight.price_per_hour"
@@ -146,7 +145,7 @@ def _data_in_words(config: Config, input_dir: str | None) -> tuple[str, str] | N
 
 # %% ../../nbs/70_api/01_preflight.ipynb #39f7d4d0
 def surroundings(request: RunRequest, work: Workload, ranks: tuple[Measurement, ...]) -> Surroundings:
-    """Return the resources of this machine for a run of `request`, given the measurements `ranks` of `work`."""
+    """Return this machine's resources for a run, given the measurements `ranks` of `work`."""
     config, platform = request.config, request.platform
     slowest = max(ranks, key=lambda m: m.step_s)
     left_s, session_s = _time_left(request, slowest)
@@ -172,7 +171,7 @@ _MEASURE_S, _STUCK_S = 1800.0, 120.0  # seconds for all measurements, and for a 
 
 
 def measure_request(task: Any, request: RunRequest) -> Forecast:
-    """Return the forecast for `request`. Raise RequestError if the task cannot be measured."""
+    """Return the forecast for `request`."""
     from spectrakit.jobs.task_check import disk_of
 
     config = request.config
@@ -192,7 +191,7 @@ def measure_request(task: Any, request: RunRequest) -> Forecast:
 
 
 def refuse_expensive(task: Any, request: RunRequest) -> None:
-    """Raise RequestError if the forecast cost exceeds preflight.max_cost, or if no price is known."""
+    """Raise RequestError if the cost exceeds preflight.max_cost, or no price is known."""
     if request.config.preflight.max_cost is None:
         return
     forecast = measure_request(task, request)
@@ -210,9 +209,8 @@ def refuse_expensive(task: Any, request: RunRequest) -> None:
 def preflight(task: Any, config: Config | str | None = None, *overrides: str, show: bool = True) -> Forecast:
     """Measure a task for some seconds, and forecast memory, disk, time, sessions and cost of its run.
 
-    Steps are timed for `preflight.seconds` with two sizes of micro batches, on the devices of the run; an
-    evaluation, a
-    save and predictions follow. No files are left behind.
+    Steps are timed for `preflight.seconds` with two sizes of micro batches, on the run's devices; an evaluation, a save
+    and predictions follow. No files remain.
 
     Args:
         task: Task object, or a name such as "coffee".
@@ -221,8 +219,7 @@ def preflight(task: Any, config: Config | str | None = None, *overrides: str, sh
         show: Print a line before measuring (default True).
 
     Returns:
-        The forecast; `fits` tells whether the run fits, `forecast.run_forecast.problems` lists the reasons if
-        not.
+        The forecast; `fits` tells whether the run fits.
 
     Raises:
         RequestError: If a setting is invalid, or the task cannot be measured.

@@ -79,7 +79,6 @@ _MEASURED = ("fits", "GPU memory", "memory", "disk", "epoch", "whole run", "sess
 
 
 def _forecast_column(task: Any, config: Config) -> tuple[str, ...]:
-    """Return the forecast of `task` with `config`, in the order of `_MEASURED`."""
     from spectrakit.api.preflight import preflight
     from spectrakit.forecast.run_forecast import cost_range, disk_bytes, host_bytes, sessions_of, span
 
@@ -105,9 +104,9 @@ def compare_profiles(*names: str, task: Any = None, overrides: tuple[str, ...] =
     """Compare trainer profiles.
 
     Args:
-        *names: Two or more profile names, such as "kaggle_safe", "a100".
-        task: Task to measure with each profile by `preflight` (default: nothing is measured).
-        overrides: Settings applied to all profiles (default: none).
+        *names: Two or more, such as "kaggle_safe", "a100".
+        task: Task to measure with each by `preflight` (default None).
+        overrides: Settings applied to all.
 
     Returns:
         The table of differences.
@@ -145,7 +144,7 @@ class ProfileNames(dict):
         return "\n".join(f"{group}: {', '.join(names)}" for group, names in self.items())
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return each profile as an override, with its purpose or its error."""
+        """Return each profile as an override, with its purpose or error."""
         return [(f"{group}={name}", _intent(name, group)) for group, names in self.items() for name in names]
 
     def _repr_html_(self) -> str:
@@ -164,10 +163,10 @@ def _intent(name: str, group: str) -> str:
 # %% ../../nbs/70_api/04_profiles.ipynb #9d5e8344
 @final
 class Profiles:
-    """Callable that lists the profiles of each group; its method `compare` compares trainer profiles."""
+    """Callable that lists the profiles of each group; its method `compare` compares them."""
 
     def __call__(self) -> ProfileNames:
-        """Return the sorted profile names by group: {"trainer": ["ci_fast", "defaults", …]}."""
+        """Return the profile names by group: {"trainer": ["ci_fast", "defaults", …]}."""
         return ProfileNames(profile_names())
 
     def compare(self, *names: str, task: Any = None, overrides: tuple[str, ...] = ()) -> ProfileMatrix:

@@ -46,10 +46,10 @@ class Best:
 
     Attributes:
         monitor: Name of the monitored metric.
-        value: Its value; None if the log has no number.
-        step: Optimizer step of the evaluation.
-        epoch: Epoch of the evaluation.
-        metrics: All metrics of the evaluation, by name.
+        value: Its value, if logged.
+        step: Optimizer step.
+        epoch: Epoch.
+        metrics: All metrics by name.
         weight: Divisor of `value`, if it is not the number of samples.
     """
 
@@ -97,13 +97,13 @@ class RunFailed(RuntimeError):
 # %% ../../nbs/70_api/00_run.ipynb #fea97f29
 @dataclass(frozen=True)
 class Run:
-    """A training run: its folder, and the task it was started with.
+    """A training run: its folder, and its task.
 
     Attributes:
-        path: Folder of the run.
-        task: Task object passed to `fit`; None for an opened run.
-        ended: Final status in a process that took part without writing the folder; None otherwise.
-        trusted: Whether its settings may name code although the run was made elsewhere.
+        path: Folder.
+        task: Task object passed to `fit`, or None.
+        ended: Final status in a process that took part without writing the folder.
+        trusted: Its settings may name code although it was made elsewhere.
 
     Example:
         >>> run = sk.open_run("coffee-20260101-120000")
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def events(self) -> list[dict]:
-        """Return the events of the log as dicts, without steps that a restart repeated."""
+        """Return the log's events as dicts, without repeated steps."""
         return read_all_events(self.path)[1]
 
     @property
@@ -127,18 +127,18 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return completed, early_stopped, out_of_time, interrupted, failed; before the end, running or unfinished."""
+        """Return completed, early_stopped, out_of_time, interrupted, failed; before the end running or unfinished."""
         return self.ended or read_overview(self.path).status
 
     @property
     def error(self) -> str | None:
-        """Return the reason of a failure in one sentence; None if the run did not fail."""
+        """Return the reason of a failure in one sentence, or None."""
         end = read_overview(self.path).end
         return masked(end["reason"]) if end and end["status"] == "failed" else None
 
     @property
     def failure(self) -> Failure | None:
-        """Return the details of a failure: reason, the task's own line, last output; None if the run did not fail."""
+        """Return a failure's reason, the task's own line and last output, or None."""
         return read_failure(self.path)
 
     @property
@@ -148,17 +148,17 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the best evaluation by name; empty before the first one."""
+        """Return the best evaluation's metrics by name."""
         best = self.best
         return dict(best.metrics) if best else {}
 
     @property
     def submission(self) -> SubmissionState | None:
-        """Return the state of the run's submission file; None if the file was removed or replaced."""
+        """Return the state of the submission file; None if removed or replaced."""
         return read_record(self.path)
 
     def raise_for_status(self) -> "Run":
-        """Return self, or raise RunFailed (a RuntimeError) if the run failed."""
+        """Return self, or raise RunFailed (a RuntimeError)."""
         if self.status == "failed":
             raise RunFailed(self.path.name, self.failure)
         return self
@@ -171,10 +171,10 @@ class Run:
         return plot_curves(state, f"{self.path.name} · {self.ended or history.status}")
 
     def show(self, log: bool | None = None) -> None:
-        """Show the live view of the run in this cell until the run ends.
+        """Show the live view in this cell until the run ends.
 
         Args:
-            log: Whether the loss axis is logarithmic (default None: chosen from the values).
+            log: Logarithmic loss axis (default None: by the values).
 
         Example:
             >>> run.show(log=True)
@@ -185,15 +185,14 @@ class Run:
         """Return the trained model on the CPU, in eval mode, with the best weights.
 
         Args:
-            task: Task object or name; required if it was defined in a notebook (default: the one in the run's
-                settings).
+            task: Task object or name (default: the run's); required if defined in a notebook.
             trust: Permit a run made elsewhere to name code to import (default False).
 
         Returns:
             The `torch.nn.Module`.
 
         Raises:
-            RequestError: If the run has no checkpoint, or its task is unknown or untrusted.
+            RequestError: Without a checkpoint, or if the task is unknown or untrusted.
 
         Example:
             >>> model = run.load_model()
@@ -226,7 +225,6 @@ _NEXT = {
 
 
 def _next_of(run: Run, status: str) -> str:
-    """Return the calls that help after `status`; resume only if a checkpoint was saved."""
     if status not in _NEXT or status == "running":
         return _NEXT.get(status, "run.plot(), run.load_model(), sk.predict(task, run), sk.report(run)")
     saved = find_checkpoint(run.path / "checkpoints")[0]
@@ -238,7 +236,7 @@ def _next_of(run: Run, status: str) -> str:
 
 # %% ../../nbs/70_api/00_run.ipynb #c9d4c88e
 def run_rows(run: Run) -> list[tuple[str, str]]:
-    """Return labelled rows: status, best evaluation, time, submission, folder, next commands."""
+    """Return labelled rows: status, best, time, submission, folder, next commands."""
     overview = read_overview(run.path)
     status, best, seconds = run.ended or overview.status, _best_of(overview), overview.seconds
     rows = {"status": f"{status}: {run.error}" if status == "failed" and run.error else status}
@@ -263,10 +261,9 @@ def _run_html(run: Run) -> str:
 
 # %% ../../nbs/70_api/00_run.ipynb #ce95c484
 def task_of(run: Run, task: Any, trust: bool = False) -> Any:
-    """Return the task object of `run`: `task`, the object passed to `fit`, or the one named in the settings.
+    """Return a run's task object: `task`, the one passed to `fit`, or named in the settings.
 
-    Raise RequestError if the task was defined in a notebook, or if the run was made elsewhere and `trust` is
-    false.
+    RequestError if it was defined in a notebook, or the run was made elsewhere without `trust`.
     """
     if task is None:
         task = run.task
@@ -287,8 +284,7 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
 
     Args:
         path: Folder of the run, or its name.
-        trust: Permit settings of a run made elsewhere to name code and folders to write to (default False:
-            code is
+        trust: Permit settings of a run made elsewhere to name code and folders to write to (default False: code is
             refused, folders are ignored).
 
     Returns:
@@ -308,10 +304,7 @@ def open_run(path: Path | str, trust: bool = False) -> Run:
 
 # %% ../../nbs/70_api/00_run.ipynb #c5e7a1d0
 def differing_settings(stated: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the settings in which runs differ; `stated` has those of each run.
-
-    A setting that another version does not state is unknown; a missing key of one's own is not set.
-    """
+    """Return the settings in which runs differ; one that another version does not state is unknown."""
     known, stated = settings(), [each for each in stated if each]
     keys = dict.fromkeys(key for each in stated for key in each)
     values = {key: [each.get(key) for each in stated if key in each or key not in known] for key in keys}
@@ -319,7 +312,7 @@ def differing_settings(stated: Sequence[dict[str, Any]]) -> list[str]:
 
 # %% ../../nbs/70_api/00_run.ipynb #c5e7a1d2
 class _Name(str):
-    """Name of a run; in HTML a link to its page, if it has one below the notebook's folder."""
+    """Name of a run; in HTML a link to its page, if any."""
 
     address = ""
 
@@ -332,10 +325,10 @@ _MOST_RUNS, _MOST_SETTINGS = 30, 8  # in a table
 
 
 class Runs(list[Run]):
-    """Runs, shown as a table: status, best evaluation, time, and the settings that differ."""
+    """Runs as a table: status, best, time, differing settings."""
 
     def rows(self) -> list[list[str]]:
-        """Return the head of the table, and a row for each of the first runs."""
+        """Return the table's head, and a row for each of the first runs."""
         stated = [settings_of(run.path)[0] for run in self[:_MOST_RUNS]]
         keys = [key for key in differing_settings(stated) if not key.startswith(("run.", "tracking."))]
         keys = keys[:_MOST_SETTINGS]
@@ -360,13 +353,13 @@ class Runs(list[Run]):
 
 # %% ../../nbs/70_api/00_run.ipynb #0a94119e
 def list_runs(folder: Path | str | None = None) -> Runs:
-    """List the runs in a folder, newest first; a notebook shows them as a table.
+    """List the runs in a folder, newest first; a notebook shows a table.
 
     Args:
-        folder: Folder of runs (default None: the platform's folder of runs).
+        folder: Folder of runs (default None: the platform's; [] without one).
 
     Returns:
-        The runs; an empty list if the default folder does not exist.
+        The runs.
 
     Raises:
         RequestError: If `folder` does not exist.
@@ -395,7 +388,6 @@ def _launch_facts(environment: dict) -> dict:
 
 
 def _forecast_facts(history: History) -> dict | None:
-    """Return forecast and measured resources by name; None without a forecast or after a cut."""
     made, used = history.of_type("forecast"), history.end.get("used")
     if not made or not isinstance(used, dict):
         return None
@@ -405,7 +397,6 @@ def _forecast_facts(history: History) -> dict | None:
 
 
 def _clock_facts(history: History) -> dict | None:
-    """Return the seconds left at the start and the end, and the reserved time; None without a limit."""
     budgets = [e for e in history.of_type("budget") if e.get("left_s") is not None]
     if not budgets:
         return None
@@ -423,7 +414,6 @@ def _submission_facts(run: Run) -> dict | None:
 
 # %% ../../nbs/70_api/00_run.ipynb #198c1865
 def _summary(run: Run, history: History) -> dict:
-    """Return the content of summary.json; of the log points, `history` needs the last one only."""
     best, start, steps = _best_of(history), history.start, history.points["step"]
     folder = run.path / "checkpoints"
     return {
@@ -450,7 +440,7 @@ _DRAWS = threading.Lock()  # Matplotlib draws in one thread at a time; a search 
 
 
 def summarize(run: Run, draw: bool = True) -> dict:
-    """Write metrics.csv, summary.json and, if `draw` is true, curves.png of `run`; return the summary."""
+    """Write metrics.csv, summary.json and, with `draw`, curves.png; return the summary."""
     state, columns = RunState(), ColumnNames()
 
     def note(event: dict) -> None:
