@@ -29,7 +29,7 @@ def _to_float64(values: Any) -> Any:
 
 
 def ranks(values: Any) -> Any:
-    """Return the rank of each value in its column of `values` [samples, …], 0 to 1; ties share their mean rank."""
+    """Return each value's rank in its column of `values` [samples, …], 0 to 1; ties share the mean."""
     flat = values.reshape(len(values), -1)
     ranked = np.empty(flat.shape)
     for column in range(flat.shape[1]):
@@ -65,7 +65,6 @@ _MOST_LABELS = 1000
 
 
 def _are_labels(name: str, values: Any) -> bool:
-    """Check whether a column holds labels: integers or texts that are neither ids nor targets."""
     if name == "targets" or (is_id(name, values) and name != "predictions"):
         return False
     return values.dtype.kind in "iubU"
@@ -79,12 +78,12 @@ class Votes:
         self.kind: Any = None
 
     def check(self, labels: Any) -> None:
-        """Raise RequestError if there would be too many different values for labels."""
+        """Raise RequestError for too many labels."""
         if len(self.votes.keys() | set(np.unique(labels).tolist())) > _MOST_LABELS:
             raise RequestError(f"There are more than {_MOST_LABELS} labels to vote for. Use how='mean'.")
 
     def add(self, labels: Any, weight: Any) -> None:
-        """Add a model's `labels` [samples, …] with a `weight`, a number or one for each sample."""
+        """Add a model's `labels` [samples, …] with a `weight`, or one per sample."""
         self.kind = labels.dtype if self.kind is None else np.promote_types(self.kind, labels.dtype)
         for label in np.unique(labels).tolist():
             self.votes[label] = self.votes.get(label, 0.0) + weight * (labels == label)
@@ -101,9 +100,9 @@ class Votes:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #6b4799da
 def mean_or_most(parts: Sequence[Any]) -> Any:
-    """Return the mean of the models' float arrays [samples, …]; of integers and texts the most frequent value.
+    """Return the mean of float arrays [samples, …]; of others the most frequent value.
 
-    In a tie the smallest integer wins, or the text of the first model.
+    In a tie the smallest integer wins, or the first model's text.
     """
     first = parts[0]
     if first.dtype.kind in "fc":
@@ -119,7 +118,6 @@ def mean_or_most(parts: Sequence[Any]) -> Any:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #83bfaad5
 def _id_texts(values: Any) -> list[str]:
-    """Return ids as texts; integral floats without a decimal point."""
     values = np.asarray(values)
     if values.ndim > 1:
         columns = [_id_texts(values.reshape(len(values), -1)[:, i]) for i in range(values[:1].size)]
@@ -132,13 +130,12 @@ def _id_texts(values: Any) -> list[str]:
 
 
 def _normalized_numbers(words: Sequence[str]) -> list[str]:
-    """Return texts with integers normalized: 42 for 00042."""
     plain = (word.strip() for word in words)
     return [str(int(word)) if re.fullmatch(r"[+-]?[0-9]+", word) else word for word in plain]
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #49f43422
 def _join_keys(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[tuple[list[str], list[str]]]]:
-    """Return pairs of id columns by which rows may be joined, the most reliable first."""
+    """Return pairs of id columns to join by, the most reliable first."""
     names = [name for name in first if name in other]
     if not names and len(first) == len(other) == 1:
         pairs = [(_id_texts(*first.values()), _id_texts(*other.values()))]
@@ -153,7 +150,7 @@ def _join_keys(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[list[
 
 
 def _matching_rows(one: list, two: list) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the indices of rows with equal keys, in the order of `one`; None if a key is duplicated."""
+    """Return rows with equal keys, in the order of `one`; None if a key is duplicated."""
     places = {key: row for row, key in enumerate(two)}
     if len(places) < len(two) or len(set(one)) < len(one):
         return None
@@ -167,10 +164,9 @@ def _duplicate_key(*columns: Sequence[Any]) -> str:
 
 
 def match_rows(first: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows of `first`, rows of `other`) of the same samples, in the order of `first`; empty without common ids.
+    """Return (rows of `first`, rows of `other`) of the same samples, in the order of `first`.
 
-    Both are id columns by name, as from `ids_in`. Raise RequestError if duplicated or contradictory ids leave the match
-    open.
+    Arguments are id columns by name. RequestError if duplicated or contradictory ids leave the match open.
     """
     found, twice = list[tuple[np.ndarray, np.ndarray]](), ""
     for place, way in enumerate(_join_keys(first, other)):
@@ -210,10 +206,7 @@ def _check_form(old: dict[str, tuple[int, ...]], new: dict[str, tuple[int, ...]]
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #cf91044e
 def _row_positions(first: Mapping[str, Any], other: Mapping[str, Any]) -> Any:
-    """Return the row of `other` for each row of `first`, -1 for missing ids; None if all rows are in order.
-
-    Raise RequestError without a common id, or if ids are ambiguous.
-    """
+    """Return the row of `other` for each of `first`, -1: missing; None: all are in order."""
     if not first or not other or all(n in other and np.array_equal(first[n], other[n]) for n in first):
         return None
     one, two = match_rows(first, other)
@@ -237,7 +230,7 @@ def _known_rows(values: Any, places: Any) -> Any:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #cf91044c
 def _contributions(mixture: "Mixture", arrays: dict[str, Any], places: Any) -> dict[str, tuple[Any, Any]]:
-    """Return (summand, mask of counted values) for each averaged column of a further model."""
+    """Return (summand, mask of counted values) for each averaged column."""
     made = dict[str, tuple[Any, Any]]()
     for name, values in arrays.items():
         known = _known_rows(values, places)
@@ -255,7 +248,7 @@ def _contributions(mixture: "Mixture", arrays: dict[str, Any], places: Any) -> d
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #cf91044d
 class Mixture:
-    """Average of predictions that are added one model at a time; `how` is a key of `HOW`."""
+    """Average of predictions, one model at a time; `how`: a key of `HOW`."""
 
     def __init__(self, how: str = "mean"):
         check_how(how)
@@ -268,9 +261,9 @@ class Mixture:
         self._are_shares = True  # whether each model's rows sum to 1
 
     def add(self, arrays: dict[str, Any], weight: float = 1.0) -> str:
-        """Add a model's predictions [samples, …] by name, matched by id; return a message about missing rows, or ''.
+        """Add a model's predictions [samples, …], matched by id; return a message on missing rows, or ''.
 
-        Raise RequestError, with the average unchanged, if names, shapes or samples differ.
+        RequestError, with the average unchanged, if names, shapes or samples differ.
         """
         places = _row_positions(self._ids, ids := ids_in(arrays))
         samples = {n: len(values) if places is None else len(places) for n, values in arrays.items()}
@@ -331,7 +324,7 @@ def _ids_of(file: Mapping[str, StoredArray]) -> dict[str, Any]:
 
 
 def _rows_in_order(files: _Files) -> list[np.ndarray] | None:
-    """Return the row indices of each file in the order of the first; None if ids do not determine them."""
+    """Return each file's rows in the order of the first; None if ids do not determine them."""
     ids = [_ids_of(file) for file in files]
     certain = "predictions" in files[0] or any(is_id(name, None) for name in ids[0])
     rows = [np.arange(len(next(iter(files[0].values()))))]
@@ -344,9 +337,9 @@ def _rows_in_order(files: _Files) -> list[np.ndarray] | None:
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #567e654c
 def in_one_order(files: _Files) -> tuple[_Files, str]:
-    """Return the files in the row order of the first, and a message about omitted rows.
+    """Return the files in the first one's row order, and a message on omitted rows.
 
-    Files of equal length without usable ids are assumed to be in order. Raise RequestError for others.
+    Without usable ids equal lengths are taken as ordered; RequestError for others.
     """
     lengths = [len(next(iter(file.values()))) for file in files]
     why = "they have no ids in common"
@@ -370,7 +363,6 @@ def _with_rows(file: Mapping[str, StoredArray], rows: np.ndarray) -> Mapping[str
 
 # %% ../../nbs/45_prediction/05_ensemble.ipynb #aeb32cce
 def _mean_column(task: Any, name: str, columns: Sequence[StoredArray], folder: Path | None) -> dict[str, Any]:
-    """Return the mean of a column, or the most frequent labels; large columns are spooled to `folder`."""
     rows, made = rows_at_once(columns[0].shape, columns[0].dtype), SpooledColumn(folder)
     for parts in zip(*(column.blocks(rows) for column in columns), strict=True):
         made.add(mean_or_most(parts))
@@ -378,7 +370,7 @@ def _mean_column(task: Any, name: str, columns: Sequence[StoredArray], folder: P
 
 
 def _lists_in(files: Sequence[Path], stored: _Files) -> set[str]:
-    """Return the columns without a mean, with their lengths: lists, and columns of unequal shapes."""
+    """Return the columns without a mean: lists, unequal shapes, and their lengths."""
     lists = {name for file in files for name in array_facts(file).get("lists", ())}
     lists |= {name for each in stored for name in each if lengths_of(name) in each}
     for name in stored[0]:
@@ -412,7 +404,6 @@ def _as_predicted(arrays: Mapping[str, Any], lists: set[str]) -> Any:
 
 
 def _merged(task: Any, models: Sequence[Mapping[str, Any]], lists: set[str]) -> dict[str, Any]:
-    """Return the columns of the task's `merge`. Raise RequestError unless there is one answer for each sample."""
     samples = len(next(iter(models[0].values())))
     made = task.merge([_as_predicted(model, lists) for model in models])
     arrays = dict[str, Any]()

@@ -27,7 +27,6 @@ def _sources(config: Config) -> list[Path]:
 
 
 def _side_by_side(parts: list[np.ndarray]) -> np.ndarray:
-    """Return predictions [samples, …] of the same samples as float32 [samples, columns]."""
     return np.concatenate([part.reshape(len(part), -1).astype(np.float32) for part in parts], axis=1)
 
 
@@ -44,10 +43,7 @@ def extra_columns(config: Config) -> int:
 
 
 def columns_of_training(config: Config, part: Part) -> np.ndarray:
-    """Return the out-of-fold predictions of all training samples, float32 [samples, columns].
-
-    Raise RequestError if a cross-validation has other folds or samples than `part`.
-    """
+    """Return the out-of-fold predictions of all training samples, float32 [samples, columns]."""
     columns = []
     for path in _sources(config):
         check_division(path, part.division)
@@ -77,7 +73,7 @@ def _joined(sample: Any, row: Any, where: str) -> Any:
 
 
 class RowsWithColumns:
-    """Map-style data set that joins the samples of `dataset` with `columns` [samples, columns]."""
+    """Map-style data set of samples with `columns` [samples, columns]."""
 
     def __init__(self, dataset: Any, columns: np.ndarray, where: str):
         import torch
@@ -92,7 +88,6 @@ class RowsWithColumns:
 
 # %% ../../nbs/45_prediction/07_extra_columns.ipynb #3ff0bcfd
 def _appended(dataset: Any, columns: np.ndarray, where: str) -> Any:
-    """Return a data set joined with columns; tensors stay tensors, which are read in blocks."""
     import torch
     from torch.utils.data import TensorDataset
 
@@ -104,17 +99,9 @@ def _appended(dataset: Any, columns: np.ndarray, where: str) -> Any:
 
 # %% ../../nbs/45_prediction/07_extra_columns.ipynb #b9c38348
 def add_columns(task: Any, config: Config, dataset: Any, columns: np.ndarray, where: str) -> Any:
-    """Return `dataset` joined with further columns, by the task's `with_columns` or by default.
+    """Return `dataset` with `columns` [samples, columns], by the `task`'s `with_columns` or by default.
 
-    Args:
-        task: Task that owns the samples.
-        config: Settings.
-        dataset: The samples.
-        columns: Predictions [samples, columns].
-        where: Method that returned the samples, for messages.
-
-    Raises:
-        RequestError: If they cannot be joined.
+    `config`: settings; `where`: method that returned the samples, for messages.
     """
     if len(dataset) != len(columns):
         raise RequestError(
@@ -129,17 +116,9 @@ def add_columns(task: Any, config: Config, dataset: Any, columns: np.ndarray, wh
 def with_fold_columns(
     task: Any, config: Config, part: Part, sets: tuple[Any, Any], say: Callable[[str], None]
 ) -> tuple[Any, Any]:
-    """Return (training samples, held-out samples) of a run, joined with the columns of `folds.columns`.
+    """Return (training samples, held-out samples) with the columns of `folds.columns`.
 
-    Args:
-        task: Task that owns the samples.
-        config: Settings of the run.
-        part: Numbers of the samples.
-        sets: Both data sets; the second may be None.
-        say: Receives a message about the columns.
-
-    Raises:
-        RequestError: If an earlier cross-validation does not fit.
+    `task` and `config`: of the run; `part`: numbers of the samples; `sets`: both data sets; `say`: receives a message.
     """
     where, (train, valid) = f"{type(task).__name__}.datasets", sets
     if valid is not None and part.fold is None:
@@ -162,10 +141,7 @@ def _names(config: Config) -> str:
 
 # %% ../../nbs/45_prediction/07_extra_columns.ipynb #d5b171d9
 def with_test_columns(task: Any, config: Config, test: Any) -> Any:
-    """Return test samples joined with predictions of the same fold's models; without folds, the mean of all folds.
-
-    Raise RequestError if predictions for `folds.columns` are missing.
-    """
+    """Return test samples with predictions of the same fold's models; without folds the mean of all."""
     if test is None or not (sources := _sources(config)):
         return test
     fold = fold_of(task, config)

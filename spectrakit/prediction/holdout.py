@@ -21,7 +21,7 @@ from ..task.task import collate_of, provides
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #240ad499
 def targets_of(task: Any, dataset: Any) -> Any:
-    """Return the targets of all samples as an array, if there are any."""
+    """Return the targets of all samples, if any."""
     from torch.utils.data import TensorDataset, default_collate
 
     if type(dataset) is TensorDataset:
@@ -37,7 +37,7 @@ def targets_of(task: Any, dataset: Any) -> Any:
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #d9c0ae6c
 def folds_of(task: Any, config: Config, train: Any) -> Folds:
-    """Return the division of the training samples: the one in `folds.file`, or a new one."""
+    """Return the division of the training samples: of `folds.file`, or new."""
     groups = task.groups(train, config) if provides(task, "groups") else None
     by_targets = config.folds.kind in ("auto", "stratified", "stratified_group")
 
@@ -55,16 +55,8 @@ def folds_of(task: Any, config: Config, train: Any) -> Folds:
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #4269c401
 def hold_out(task: Any, config: Config, train: Any, say: Callable[[str], None]) -> tuple[Any, Any]:
-    """Return (training samples, held-out samples) of fold `folds.fold`.
-
-    Args:
-        task: Task that owns the samples.
-        config: Settings of the run.
-        train: All training samples.
-        say: Receives messages about the division.
-
-    Raises:
-        RequestError: If the data cannot be divided.
+    """Return (training samples, held-out samples) of fold `folds.fold` of the `task`'s samples `train`, by `config`;
+    `say` receives messages.
     """
     if isinstance(train, StreamSamples):
         raise RequestError("A stream has no samples by number, so no fold of it can be held out. Return a data set.")
@@ -89,7 +81,7 @@ class Part:
 
 
 def divides_itself(task: Any) -> bool:
-    """Check whether a task divides its samples itself, by an option `fold`."""
+    """Check whether a task has an option `fold`."""
     return "fold" in getattr(task, "options", {})
 
 
@@ -105,7 +97,7 @@ def fold_of(task: Any, config: Config) -> int | None:
 
 # %% ../../nbs/45_prediction/02_holdout.ipynb #1d43eeed
 def own_folds(task: Any, config: Config) -> Folds:
-    """Return the division by the task's `fold_rows`. Raise RequestError if `folds.file` has another."""
+    """Return the division by the task's `fold_rows`; RequestError if `folds.file` differs."""
     held = numpy.asarray(task.fold_rows(config), dtype="<i4")[None]
     folds = Folds(held, "own", int(held.max()) + 1)
     if kept_folds(config, lambda: folds).sha256 != folds.sha256:
@@ -117,10 +109,7 @@ def own_folds(task: Any, config: Config) -> Folds:
 
 
 def part_of_run(task: Any, config: Config, whole: Any) -> Part:
-    """Return the samples that a run trains with and holds out, of the training samples `whole`.
-
-    Raise RequestError if the task divides them itself without `fold_rows`.
-    """
+    """Return the samples that a run trains with and holds out."""
     fold = fold_of(task, config)
     if config.folds.fold is None and divides_itself(task) and not provides(task, "fold_rows"):
         raise RequestError(

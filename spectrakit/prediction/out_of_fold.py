@@ -16,7 +16,7 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/45_prediction/06_out_of_fold.ipynb #83f359e4
 def check_division(path: Path, division: Folds | None) -> None:
-    """Raise RequestError unless the cross-validation `path` has the folds of `division`, if known."""
+    """Raise RequestError unless the cross-validation has the folds of `division`, if known."""
     if division is None:
         return
     if not (path / "folds.npz").is_file():
@@ -41,17 +41,13 @@ def _predictions(file: Path) -> np.ndarray:
 
 
 def _files_of_fold(path: Path, fold: int, name: str) -> tuple[list[Path], bool]:
-    """Return the newest file `name` of each run of a fold, and whether all runs have one."""
     folders = [path / f"fold-{fold}", *sorted(path.glob(f"fold-{fold}-seed-*"))]
     files = [file for folder in folders for file in sorted(folder.glob(f"*/{name}"))[-1:]]
     return files, len(files) == len(folders)
 
 
 def test_predictions(path: Path, fold: int | None) -> np.ndarray:
-    """Return the mean test predictions of a fold's models in the cross-validation `path`; None: of all folds.
-
-    Raise RequestError if there are none.
-    """
+    """Return the mean test predictions of a fold's models; None: of all folds."""
     whole = [file for file in [path / "predictions.npz"] if file.is_file()]
     files = whole if fold is None else _files_of_fold(path, fold, "predictions.npz")[0]
     if not files:
@@ -62,13 +58,13 @@ def test_predictions(path: Path, fold: int | None) -> np.ndarray:
 
 # %% ../../nbs/45_prediction/06_out_of_fold.ipynb #5a5032b4
 def taught_by_fold(path: Path, fold: int) -> np.ndarray | None:
-    """Return the mean predictions of a fold's models for their training samples, if predicted."""
+    """Return a fold's mean predictions for its training samples, if predicted."""
     files, complete = _files_of_fold(path, fold, "train.npz")
     return np.mean([_predictions(file) for file in files], axis=0) if complete else None
 
 
 def held_out_predictions(path: Path) -> np.ndarray:
-    """Return the out-of-fold prediction for each training sample of the cross-validation `path`."""
+    """Return the out-of-fold prediction for each training sample."""
     file = path / "out_of_fold.npz"
     predictions = _predictions(file) if file.is_file() else None
     if predictions is None or not np.isfinite(predictions).all():

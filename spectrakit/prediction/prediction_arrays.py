@@ -19,9 +19,7 @@ from ..task.task import provides
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #d871e01c
 def ids_in(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the id columns of `arrays`: texts beside `predictions`, or texts without duplicates in a mapping of
-    outputs.
-    """
+    """Return the id columns: texts beside `predictions`, or texts without duplicates among outputs."""
     columns = {n: v for n, v in arrays.items() if n not in ("predictions", "targets") and is_id(n, v)}
     named = {name: values for name, values in columns.items() if is_id(name, None)}
     if named or "predictions" in arrays:
@@ -37,13 +35,13 @@ class Predicted:
 
     @property
     def values(self) -> Any:
-        """The predictions, [samples, …]; a mapping of arrays for models with several outputs."""
+        """The predictions, [samples, …], or {name: array} of several outputs."""
         outputs = {k: v for k, v in self.arrays.items() if k != "targets" and k not in self.ids}
         return outputs["predictions"] if set(outputs) == {"predictions"} else outputs
 
     @property
     def ids(self) -> dict[str, Any]:
-        """Id arrays [samples] by name, such as the names of images."""
+        """Id arrays [samples] by name, such as names of images."""
         texts = {k: v for k, v in self.arrays.items() if k not in ("predictions", "targets") and is_id(k, v)}
         return texts if "predictions" in self.arrays else ids_in(self.arrays)
 
@@ -58,12 +56,12 @@ class Predicted:
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #77c9acc6
 def targets_of(task: Any, data: Any) -> Any:
-    """Return the targets of a batch by the task's `targets` or the batch's form, if any."""
+    """Return a batch's targets by the task's `targets` or the batch's form, if any."""
     return task.targets(data) if provides(task, "targets") else default_targets(data)
 
 
 def columns_of(task: Any, outputs: Any, batch: Any) -> dict[str, Any]:
-    """Return the columns of a batch by name, on the CPU. Raise RequestError unless there is one output per sample."""
+    """Return a batch's columns on the CPU; RequestError unless there is one output per sample."""
     names, targets = ids_of(batch.data), targets_of(task, batch.data)
     columns = {**names, **(outputs if isinstance(outputs, Mapping) else {"predictions": outputs})}
     only_input = isinstance(batch.data, (tuple, list)) and targets is batch.data[0]
@@ -84,12 +82,12 @@ def columns_of(task: Any, outputs: Any, batch: Any) -> dict[str, Any]:
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #9b622784
 def lengths_of(name: str) -> str:
-    """Return the name of the column with the lengths of `name`, for padded samples."""
+    """Return the name of the column with the lengths of padded samples."""
     return f"{name.removesuffix('s')}_lengths"
 
 
 def join_column(task: Any, name: str, parts: list[Any]) -> dict[str, Any]:
-    """Return the column `name` of all batches as an array, with its lengths if samples were padded."""
+    """Return a column of all batches as an array, with its lengths if padded."""
     values, lengths = join_parts(parts)
     if values.dtype.kind == "O":
         raise RequestError(
@@ -108,7 +106,7 @@ def join_columns(task: Any, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #2fe50044
 def submission_table(task: Any, arrays: dict[str, Any]) -> Any:
-    """Return the result of the task's `submission`, or a default table with a column for each name and output."""
+    """Return the task's `submission`, or a table with a column per name and output."""
     outputs = {k: v for k, v in arrays.items() if k != "targets"}
     if provides(task, "submission"):
         return task.submission(outputs["predictions"] if set(outputs) == {"predictions"} else outputs)
@@ -136,7 +134,7 @@ def _check_columns(table: dict) -> None:
 
 
 def check_table(table: Any) -> None:
-    """Raise RequestError unless `table` is a table; lengths of columns are not checked."""
+    """Raise RequestError unless `table` is a table."""
     if isinstance(table, dict):
         _check_columns(table)
     elif not hasattr(table, "to_csv") and not (
@@ -163,7 +161,6 @@ def _cell(value: Any) -> Any:
 
 
 def _object_columns(table: Any) -> list[str]:
-    """Return the columns of a pandas table that may hold tensors."""
     if not all(hasattr(table, name) for name in ("columns", "dtypes", "assign")):
         return []
     names = [name for name, kind in zip(table.columns, table.dtypes, strict=True) if str(kind) == "object"]
@@ -171,7 +168,7 @@ def _object_columns(table: Any) -> list[str]:
 
 # %% ../../nbs/45_prediction/00_prediction_arrays.ipynb #a8311df1
 def table_text(table: Any) -> str:
-    """Return a table as CSV text. Raise RequestError if it is not a table, or its columns differ in length."""
+    """Return a table as CSV text."""
     check_table(table)
     if hasattr(table, "to_csv"):
         plain = {name: list(map(_scalar, table[name])) for name in _object_columns(table)}

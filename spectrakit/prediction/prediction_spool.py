@@ -26,7 +26,6 @@ IN_MEMORY = 2**26  # bytes per column
 
 
 def _form_of(part: Any) -> tuple | None:
-    """Return (dtype, sample shape) of a batch's outputs if they form a numeric array."""
     array, lengths = join_parts([part])
     return (array.dtype, array.shape[1:]) if lengths is None and array.dtype.kind in "biufc" else None
 
@@ -36,7 +35,6 @@ def _is_ragged(part: Any) -> bool:
 
 
 def _append(file: IO[bytes] | None, folder: Path, parts: list[Any]) -> IO[bytes]:
-    """Append `parts` to `file`, or to a new unnamed file in `folder`; return the file."""
     try:
         if file is None:
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # open as long as the column grows
@@ -50,7 +48,6 @@ def _append(file: IO[bytes] | None, folder: Path, parts: list[Any]) -> IO[bytes]
 
 
 def _memory_map(file: IO[bytes], rows: int, form: tuple) -> Any:
-    """Return the file's contents as a memory-mapped array; the file handle is closed."""
     file.flush()
     stored = np.memmap(file, form[0], mode="c", shape=(rows, *form[1]))  # "c": changes stay in memory
     file.close()
@@ -69,7 +66,7 @@ class SpooledColumn:
         self.file: IO[bytes] | None = None
 
     def add(self, part: Any) -> None:
-        """Add the outputs of one batch. Raise RequestError if the disk is full."""
+        """Add a batch's outputs; RequestError if the disk is full."""
         form, self.is_list = _form_of(part), self.is_list or _is_ragged(part)
         is_first = not self.parts and self.file is None
         if form != self.form and not is_first:
@@ -82,7 +79,7 @@ class SpooledColumn:
             self.rows, self.parts = self.rows + sum(map(len, self.parts)), []
 
     def all_parts(self) -> list[Any]:
-        """Return all parts in order; the file is one of them, memory-mapped."""
+        """Return all parts in order, the file's memory-mapped."""
         if self.file is not None and self.form is not None:
             self.parts = [_memory_map(self.file, self.rows, self.form), *self.parts]
             self.file, self.rows = None, 0
@@ -90,7 +87,7 @@ class SpooledColumn:
 
 # %% ../../nbs/45_prediction/01_prediction_spool.ipynb #390baaeb
 class PredictionSpool:
-    """Predictions of a data set, added batch by batch; errors name the `task`."""
+    """Predictions of a data set, batch by batch; errors name the `task`."""
 
     def __init__(self, task: Any, folder: Path | None = None):
         self.task, self.folder = task, folder
@@ -98,7 +95,7 @@ class PredictionSpool:
         self.rows = 0
 
     def add(self, batch: dict[str, Any]) -> None:
-        """Add the columns of one batch by name. Raise RequestError if the disk is full."""
+        """Add a batch's columns; RequestError if the disk is full."""
         self.rows += len(next(iter(batch.values())))
         for name in self.columns or batch:
             self.columns.setdefault(name, SpooledColumn(self.folder)).add(batch[name])
@@ -108,11 +105,11 @@ class PredictionSpool:
         return self.rows
 
     def lists(self) -> list[str]:
-        """Return the names of columns with one list for each sample."""
+        """Return the columns with a list per sample."""
         return [name for name, column in self.columns.items() if column.is_list]
 
     def arrays(self) -> dict[str, Any]:
-        """Return the columns as arrays, with the lengths of padded ones."""
+        """Return the columns, with the lengths of padded ones."""
         arrays: dict[str, Any] = {}
         for name, column in self.columns.items():
             arrays.update(join_column(self.task, name, column.all_parts()))
@@ -124,7 +121,7 @@ _BLOCK = 2**22  # bytes read at once
 
 @dataclass(frozen=True)
 class StoredArray:
-    """Array [rows, …] of an .npz file, read in blocks; `rows` selects and orders rows, None means all."""
+    """Array [rows, …] of an .npz, read in blocks; `rows` selects and orders (None: all)."""
 
     file: Path
     name: str
@@ -152,11 +149,11 @@ class StoredArray:
 
 # %% ../../nbs/45_prediction/01_prediction_spool.ipynb #90e8e456
 def stored_arrays(file: Path) -> dict[str, StoredArray]:
-    """Return the arrays of an .npz file by name, unread. Raise RequestError as `read_arrays`."""
+    """Return the arrays of an .npz by name, unread."""
     heads = array_heads(file).items()
     return {name: StoredArray(file, name, head.shape, head.dtype, head.in_columns) for name, head in heads}
 
 
 def rows_at_once(shape: tuple[int, ...], dtype: Any) -> int:
-    """Return the number of rows in a block of about 4 MB."""
+    """Return the rows in about 4 MB."""
     return max(1, _BLOCK // max(1, math.prod(shape[1:]) * dtype.itemsize))

@@ -25,8 +25,7 @@ from ..task.task import provides
 def as_soft(targets: np.ndarray, predictions: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (targets, predictions) as float32 with equal sample shapes.
 
-    `targets` are classes [samples] or numbers [samples, …], `predictions` [others, classes] or [others, …]. Raise
-    RequestError, which names `where`, if they do not fit.
+    `targets`: classes [samples] or numbers [samples, …]; `predictions`: [others, classes] or [others, …].
     """
     classes = targets.dtype.kind in "iub" and targets.ndim == 1
     if classes and predictions.ndim == 2 and predictions.shape[1] > 1:
@@ -58,9 +57,7 @@ def _teacher_predictions(path: Path, part: Part) -> tuple[np.ndarray, str]:
 
 # %% ../../nbs/45_prediction/08_soft_targets.ipynb #b9c5025d
 def with_target(sample: Any, like: Any, target: Any) -> Any:
-    """Return `sample` with a target, in the form of the training sample `like`. Raise RequestError if parts are
-    missing.
-    """
+    """Return `sample` with a target, in the form of the training sample `like`."""
     if isinstance(like, Mapping):
         name = next((word for word in TARGET_NAMES if word in like), None)
         if name is not None and isinstance(sample, Mapping) and not like.keys() - sample.keys() - {name}:
@@ -76,13 +73,7 @@ def with_target(sample: Any, like: Any, target: Any) -> Any:
 
 
 class SoftRows:
-    """Map-style data set of training samples, then test samples, with new targets.
-
-    Attributes:
-        train: Training samples.
-        test: Test samples, possibly empty.
-        targets: Targets of all samples, in this order.
-    """
+    """Map-style data set of samples of `train`, then `test`, with new `targets`."""
 
     def __init__(self, train: Any, test: Any, targets: np.ndarray):
         import torch
@@ -100,7 +91,6 @@ class SoftRows:
 
 # %% ../../nbs/45_prediction/08_soft_targets.ipynb #ce1cbd71
 def _tensors_of(rows: SoftRows) -> Any:
-    """Return a TensorDataset of both parts if possible, which is read in blocks; otherwise `rows`."""
     import torch
     from torch.utils.data import TensorDataset
 
@@ -119,17 +109,9 @@ def _tensors_of(rows: SoftRows) -> Any:
 
 # %% ../../nbs/45_prediction/08_soft_targets.ipynb #2e36e248
 def softened(task: Any, config: Config, part: Part, train: Any, say: Callable[[str], None]) -> Any:
-    """Return the training samples of a run with targets by `folds.pseudo` and `folds.distill`.
+    """Return training samples with targets by `folds.pseudo` and `folds.distill`.
 
-    Args:
-        task: Task that owns the samples.
-        config: Settings of the run.
-        part: Numbers of the samples.
-        train: Training samples.
-        say: Receives messages about the targets.
-
-    Raises:
-        RequestError: If the earlier cross-validation does not fit.
+    `task` and `config`: of the run; `part`: numbers of the samples `train`; `say`: receives messages.
     """
     f, targets, test = config.folds, targets_of(task, train), list[Any]()
     if targets is None:

@@ -39,7 +39,7 @@ class Sheet:
 
 
 def sheet_of(table: Any) -> Sheet:
-    """Return the sheet of a table or of CSV text. Raise RequestError if it is not a table."""
+    """Return the sheet of a table or of CSV text."""
     text = table if isinstance(table, str) else table_text(table)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a mask may exceed csv's default limit
     lines = [row for row in csv.reader(io.StringIO(text)) if row]
@@ -52,7 +52,7 @@ def sheet_of(table: Any) -> Sheet:
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #7b69c9d4
 def id_columns(sheet: Sheet) -> int:
-    """Return the number of leading columns that identify rows, at most all but one; 0 if only the order does."""
+    """Return how many leading columns identify rows; 0 if only the order does."""
     for count in range(1, len(sheet.columns)):
         if len({tuple(row[:count]) for row in sheet.rows}) == len(sheet.rows):
             return count
@@ -61,7 +61,7 @@ def id_columns(sheet: Sheet) -> int:
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #f6e0f3a8
 @dataclass(frozen=True)
 class Sample:
-    """Sample submission: sheet, display name, and whether the task named it (`certain`)."""
+    """Sample submission; `certain`: the task named it."""
 
     sheet: Sheet
     name: str
@@ -69,10 +69,7 @@ class Sample:
 
 
 def read_sample(given: Any, certain: bool = True, what: str = "sample submission") -> Sample:
-    """Return the sample of a CSV or Parquet file or of a table. Raise RequestError if it cannot be read.
-
-    `certain` says whether the task named it; `what` describes the file in the message.
-    """
+    """Return the sample of a CSV or Parquet file or a table; `certain`: the task named it; `what`: for messages."""
     if not isinstance(given, (str, os.PathLike)):
         return Sample(sheet_of(given), "the sample submission", certain)
     path = Path(given)
@@ -95,7 +92,7 @@ _PLACES = (".", "*", "competitions/*", "datasets/*/*")  # below an input folder
 
 
 def samples_in_inputs(folders: Iterable[str | Path]) -> list[Path]:
-    """Return the sample submissions below the input folders; of identical files one."""
+    """Return the sample submissions below the input folders; of identical ones one."""
     found: dict[bytes, Path] = {}
     for folder in map(Path, folders):
         for path in sorted(file for place in _PLACES for file in folder.glob(f"{place}/*[sS]ubmission*")):
@@ -122,9 +119,9 @@ def _data_folders(config: Any) -> list[Path]:
 
 
 def find_sample(task: Any, config: Any, folders: Iterable[str | Path]) -> Sample | None:
-    """Return the sample submission: the task's own, else the only one in `task.data` or below `folders`, else None.
+    """Return the task's own sample, else the only one in `task.data` or below `folders`, else None.
 
-    `task` may be a name, which is not imported. `config` is passed to its `sample_submission`.
+    `task` may be a name, which is not imported.
     """
     if not isinstance(task, str) and provides(task, "sample_submission"):
         given = task.sample_submission(config)
@@ -163,14 +160,12 @@ def _align_columns(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #3978a352
 def _ids(sheet: Sheet, count: int) -> list[tuple[str, ...]]:
-    """Return the ids of the rows: their first `count` columns."""
     return [tuple(row[:count]) for row in sheet.rows]
 
 
 def _without_duplicates(
     sheet: Sheet, wanted: list[tuple[str, ...]], notes: list[str]
 ) -> dict[tuple[str, ...], list[str]]:
-    """Return the rows by id, spelled as in `wanted`. Raise RequestError if an id has two answers."""
     rows: dict[tuple[str, ...], list[str]] = {}
     twice, count = 0, len(wanted[0])
     for key, row in zip(matched(_ids(sheet, count), wanted), sheet.rows, strict=True):
@@ -186,7 +181,7 @@ def _without_duplicates(
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #c4fe35d1
 def _align_rows(sheet: Sheet, sample: Sample, before: Sheet, notes: list[str]) -> tuple[Sheet, int]:
-    """Return the sheet with the sample's rows in its order, and the number of rows taken from `before`."""
+    """Return the sheet with the sample's rows in order, and the number of rows from `before`."""
     count, wanted = id_columns(sample.sheet), sample.sheet.rows
     if not count:
         if len(sheet.rows) < len(wanted):
@@ -213,7 +208,7 @@ def _align_rows(sheet: Sheet, sample: Sample, before: Sheet, notes: list[str]) -
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #935a566e
 def _without_gaps(texts: list[str], name: str, old: list[str], notes: list[str]) -> list[str]:
-    """Return a numeric or boolean column with gaps and non-finite values replaced by the median; others unchanged."""
+    """Replace gaps and non-finite values of a numeric or boolean column by the median."""
     given, asked = ([text for text in column if not is_gap(text)] for column in (texts, old))
     if len(given) == len(texts) or not asked:
         return texts
@@ -227,7 +222,7 @@ def _without_gaps(texts: list[str], name: str, old: list[str], notes: list[str])
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #93cbae2b
 def _check_kind(texts: list[str], name: str, old: list[str], sample: Sample) -> None:
-    """Raise RequestError if the sample's column is numeric and the sheet's is neither numeric nor run lengths."""
+    """Raise RequestError if the sample has numbers and the column neither numbers nor run lengths."""
     if any(number_of(text) is None for text in old):
         return
     words = (text for text in texts if number_of(text) is None and text.strip())
@@ -269,7 +264,6 @@ def _gap_messages(sheet: Sheet) -> tuple[str, ...]:
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #71721a4f
 def _align_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
-    """Return the sheet with values spelled as in the sample. Raise RequestError for values of another kind."""
     first, columns = id_columns(sample.sheet), [list(column) for column in zip(*sheet.rows, strict=True)]
     olds = [list(dict.fromkeys(column)) for column in zip(*sample.sheet.rows, strict=True)]
     if not columns or not olds:
@@ -290,7 +284,7 @@ def _align_values(sheet: Sheet, sample: Sample, notes: list[str]) -> Sheet:
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #162437ad
 @dataclass(frozen=True)
 class Checked:
-    """Checked sheet, messages, and the number of rows filled from the previous submission."""
+    """Checked sheet, messages, and the number of rows filled from before."""
 
     sheet: Sheet
     notes: tuple[str, ...] = ()
@@ -300,8 +294,8 @@ class Checked:
 def checked(table: Any, sample: Sample | None, before: Sheet | None = None) -> Checked:
     """Compare a table with the sample submission, and correct unambiguous differences.
 
-    Without a `sample` the `table` is only searched for gaps. Missing rows are filled from `before`, the previous
-    submission (None: the sample). Raise RequestError if a difference cannot be corrected.
+    Without a `sample` only gaps are searched. Missing rows are filled from `before` (None: the sample). RequestError if
+    a difference cannot be corrected.
     """
     sheet = sheet_of(table)
     if sample is None:
@@ -318,7 +312,6 @@ def checked(table: Any, sample: Sample | None, before: Sheet | None = None) -> C
 
 # %% ../../nbs/45_prediction/04_submission_check.ipynb #8197426d
 def _typical(values: Any) -> Any:
-    """Return the mean of numbers [samples, …], or the most frequent class."""
     import numpy as np
 
     if values.dtype.kind in "fc":
@@ -330,14 +323,14 @@ def _typical(values: Any) -> Any:
 
 
 def constant(arrays: dict[str, Any], samples: int) -> dict[str, Any]:
-    """Return the typical values of these predictions, repeated for all `samples`."""
+    """Return typical values of these predictions for all `samples`."""
     import numpy as np
 
     return {name: np.repeat(_typical(values)[None], samples, axis=0) for name, values in arrays.items()}
 
 
 def filled(arrays: dict[str, Any], samples: int) -> dict[str, Any]:
-    """Return predictions of the first samples, padded to `samples` with typical values; unchanged with ids."""
+    """Return predictions padded to `samples` with typical values; unchanged with ids."""
     import numpy as np
 
     done = min(map(len, arrays.values()))

@@ -27,7 +27,7 @@ RECORD = "submission.json"
 
 @dataclass(frozen=True)
 class SubmissionState:
-    """Content of a submission file and the number of predicted samples."""
+    """Content of a submission file."""
 
     file: str
     source: str  # sample, constant, earlier, predictions
@@ -57,7 +57,7 @@ class SubmissionState:
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #123d4ee3
 def read_record(folder: Path, out: Path | None = None) -> SubmissionState | None:
-    """Return the record in a run's `folder`, of `out` or any file, if it matches its file."""
+    """Return the record of `out` or any file in a run's `folder`, if it matches its file."""
     for state in _recorded(folder):
         with contextlib.suppress(OSError, ValueError, TypeError):
             file = Path(state.file)
@@ -68,7 +68,7 @@ def read_record(folder: Path, out: Path | None = None) -> SubmissionState | None
 
 
 def record_stream(folder: Path, file: Path, out: Path) -> None:
-    """Change the record of `file` in a run's `folder` to the device or pipe `out`, to which it was copied."""
+    """Change the record of `file` to the device or pipe `out`, to which it was copied."""
     if (state := read_record(folder, file)) is not None:
         _write_record(folder, {**asdict(state), "file": str(out.absolute())})
 
@@ -105,10 +105,7 @@ def check_is_csv(out: Path) -> None:
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #538ea18a
 class SubmissionFile:
-    """Submission file `out` with atomic updates.
-
-    `folder` is the run's folder for the record, `sample` the sample submission; both may be None.
-    """
+    """Submission file with atomic updates; `folder`: the run's, for the record; `sample`: the sample submission."""
 
     def __init__(self, out: Path, folder: Path | None, sample: Sample | None = None):
         self.out, self.folder, self.sample = out.absolute(), folder, sample
@@ -116,7 +113,6 @@ class SubmissionFile:
         self._before: Sheet | None = None
 
     def _earlier(self) -> SubmissionState | None:
-        """Return the state of an unrecorded file that fits the sample, if any."""
         try:
             sheet = sheet_of(self.out.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, RequestError):
@@ -126,7 +122,6 @@ class SubmissionFile:
         return SubmissionState(str(self.out), "earlier", rows=len(sheet.rows))
 
     def _put(self, sheet: Sheet, about: SubmissionState) -> SubmissionState:
-        """Write the file and its record. Raise RequestError if it cannot be written."""
         text = sheet.text().encode()
         facts = {**asdict(about), "rows": len(sheet.rows), "sha256": sha256(text).hexdigest(), "made": time.time()}
         before = None if self.folder is None else read_record(self.folder)
@@ -144,26 +139,16 @@ class SubmissionFile:
 
 # %% ../../nbs/45_prediction/09_submission_file.ipynb #94cfcea6
 def write_prior(file: SubmissionFile) -> SubmissionState | None:
-    """Keep an existing file, or write the sample submission; return its state, or None without either."""
+    """Keep an existing file, or write the sample submission; return its state, or None."""
     if file.state is None and file.sample is not None and file.sample.sheet.rows:
         return file._put(file.sample.sheet, SubmissionState(str(file.out), "sample"))
     return file.state
 
 
 def write_constant(file: SubmissionFile, task: Any, some: dict[str, Any], samples: int) -> SubmissionState | None:
-    """Write a file with one typical value for all samples, unless there is a file; return its state.
+    """Write one typical value for all `samples`, unless `file` exists; return its state, None with unknown ids.
 
-    Args:
-        file: The submission file.
-        task: Its `submission` makes the table.
-        some: Predictions of a few samples by name, which show their form.
-        samples: Number of all samples.
-
-    Returns:
-        None if samples have ids, which are not yet known.
-
-    Raises:
-        RequestError: If the table does not fit the sample; errors of `submission` are raised as well.
+    `task` makes the table; `some`: predictions of a few samples by name.
     """
     if file.state is not None:
         return file.state
@@ -176,17 +161,9 @@ def write_constant(file: SubmissionFile, task: Any, some: dict[str, Any], sample
 def write_predictions(
     file: SubmissionFile, task: Any, arrays: dict[str, Any], samples: int, earlier_notes: tuple[str, ...] = ()
 ) -> SubmissionState:
-    """Write the predictions so far as the submission; return its state.
+    """Write the predictions so far to `file`; return its state. On an error it stays unchanged.
 
-    Args:
-        file: The submission file.
-        task: Its `submission` makes the table.
-        arrays: Predictions of the first samples by name.
-        samples: Number of all samples.
-        earlier_notes: Messages about the predictions.
-
-    Raises:
-        RequestError: If the table does not fit; errors of `submission` are raised as well. The file stays unchanged.
+    `task` makes the table; `arrays`: predictions of the first of `samples`; `earlier_notes`: messages about them.
     """
     done = min(map(len, arrays.values()))
     named = any(is_id(name, values) for name, values in arrays.items() if name != "targets")
@@ -206,7 +183,6 @@ def write_predictions(
 
 
 def _sheet_before(file: SubmissionFile) -> Sheet | None:
-    """Return the file's content before the first predictions, read once."""
     if file._before is None and file.state is not None:
         file._before = sheet_of(file.out.read_text(encoding="utf-8"))
     return file._before

@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 
 # %% ../../nbs/45_prediction/03_value_spelling.ipynb #70051324
 def number_of(text: str) -> float | None:
-    """Return the number that a text represents, possibly infinite or NaN, if any."""
+    """Return a text's number, possibly infinite or NaN, if any."""
     try:
         return float(text)
     except ValueError:
@@ -30,12 +30,12 @@ _FLAGS = {"true": "1", "false": "0"}
 
 
 def is_flag(text: str) -> bool:
-    """Check whether a text is true or false, in any case."""
+    """Check for true or false, in any case."""
     return text.strip().lower() in _FLAGS
 
 
 def as_value(text: str) -> str:
-    """Return one spelling for texts of equal value: 42 for 00042, 42.0 and 4.2e1; 1 for True."""
+    """Return one spelling for equal values: 42 for 00042, 42.0 and 4.2e1; 1 for True."""
     if text.isdecimal():
         return text.lstrip("0") or "0"
     plain = _FLAGS.get(text.strip().lower(), text.strip())
@@ -54,7 +54,6 @@ _PAIRS = (("true", "false"), ("yes", "no"), ("t", "f"), ("y", "n"))
 
 
 def _as_flags(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
-    """Return booleans, or 1 and 0, in the words and case of `old`; None if either holds other texts."""
     asked = {text.lower() for text in old}
     pair = next((pair for pair in _PAIRS if asked <= set(pair)), None)
     if pair is None:
@@ -67,7 +66,7 @@ def _as_flags(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
 
 # %% ../../nbs/45_prediction/03_value_spelling.ipynb #1136f4dc
 def _as_numbers(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
-    """Return numbers as `old` writes integers (42, 00042 or 42.0), and True as 1; None if `old` has other texts."""
+    """Return numbers as `old` writes integers (42, 00042 or 42.0); None if `old` has other texts."""
     if any(number_of(text) is None for text in old):
         return None
     spelled = [as_value(text) if is_flag(text) else text for text in texts]
@@ -88,7 +87,6 @@ _FORMS = (
 
 
 def _moment(text: str) -> datetime | None:
-    """Return the time of a text with the year first, in UTC if it has a zone."""
     try:
         time = datetime.fromisoformat(text.strip().replace("/", "-"))
     except ValueError:
@@ -118,7 +116,7 @@ def _as_dates(texts: Sequence[str], old: Sequence[str]) -> list[str] | None:
 
 # %% ../../nbs/45_prediction/03_value_spelling.ipynb #438f1a0d
 def spelled_as(texts: Sequence[str], old: Sequence[str]) -> list[str]:
-    """Return a column spelled as in `old`, the sample's column; other differences stay."""
+    """Return a column spelled as the sample's, `old`; other differences stay."""
     given = [text for text in old if text.strip()]
     for way in (_as_flags, _as_numbers, _as_dates) if given else ():
         if (spelled := way(texts, given)) not in (None, list(texts)):
@@ -130,7 +128,6 @@ Key = tuple[str, ...]
 
 
 def _by_value(wanted: Sequence[Key]) -> dict[Key, Key | None]:
-    """Return keys by value; None for two keys of equal value."""
     found: dict[Key, Key | None] = {}
     for key in wanted:
         value = tuple(map(as_value, key))
@@ -139,7 +136,7 @@ def _by_value(wanted: Sequence[Key]) -> dict[Key, Key | None]:
 
 
 def matched(keys: Sequence[Key], wanted: Sequence[Key]) -> list[Key]:
-    """Return each key as spelled in `wanted`; keys without an equal get the spelling of `wanted`."""
+    """Return each key as spelled in `wanted`."""
     known = set(wanted)
     if not wanted or known.issuperset(keys):
         return list(keys)
