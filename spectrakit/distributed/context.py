@@ -37,7 +37,7 @@ from ..system.precision import choose_channels_last, choose_matmul, choose_preci
 
 # %% ../../nbs/15_distributed/05_context.ipynb #23a2fc01
 def usable_gpu(index: int = 0) -> tuple[bool, str]:
-    """Return whether CUDA runs an operation on GPU `index`, and the reason. This initialises CUDA."""
+    """Return whether CUDA runs an operation on a GPU, and the reason. This initialises CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -56,10 +56,7 @@ def usable_gpu(index: int = 0) -> tuple[bool, str]:
 
 
 def choose_device(requested: str, index: int = 0) -> tuple[str, str]:
-    """Return the device type for `trainer.accelerator` ('auto', 'gpu' or 'cpu') and the reason.
-
-    Raise RequestError if a requested GPU is not usable.
-    """
+    """Return the device for `trainer.accelerator` ('auto', 'gpu' or 'cpu') and the reason."""
     if requested == "cpu":
         return "cpu", "cpu: as asked"
     usable, reason = usable_gpu(index)
@@ -86,7 +83,7 @@ class Gathering:
     work: Any = None  # None: one process only
 
     def __call__(self, at_most_s: float | None = None) -> list[list[float]]:
-        """Return a row for each rank. Raise RuntimeError if a rank is gone or exceeds `at_most_s` seconds."""
+        """Return a row per rank; RuntimeError if one is gone or exceeds `at_most_s` seconds."""
         if self.work is not None:
             self.work.wait(*([] if at_most_s is None else [timedelta(seconds=at_most_s)]))
         return [row.tolist() for row in self.rows]
@@ -107,7 +104,7 @@ _left: list[Any] = []  # former groups of this process
 
 
 def leave_groups() -> None:
-    """Leave all process groups; keep references to them until the process ends."""
+    """Leave all process groups; keep references until the process ends."""
     import torch.distributed as dist
 
     _left.extend(dist.distributed_c10d._world.pg_map)
@@ -133,14 +130,14 @@ class ObjectExchange:
         return values
 
     def gather_on_main(self, value: Any) -> list | None:
-        """Return the `value` of each rank, in rank order, on rank 0."""
+        """Return each rank's `value` in order, on rank 0."""
         values = [value] * self.world_size if self.is_main else None
         if self.world_size > 1:
             _distributed().gather_object(value, values, dst=0, group=self.group)
         return values
 
     def gather_by_index(self, rows: dict[int, Any]) -> dict[int, Any] | None:
-        """Return the values of all ranks sorted by index, each index once, on rank 0."""
+        """Return the values of all ranks sorted by index, on rank 0."""
         if (parts := self.gather_on_main(rows)) is None:
             return None
         together = {index: value for part in parts for index, value in part.items()}
@@ -159,7 +156,7 @@ class Exchange(ObjectExchange):
     """Exchange of numbers, sums and tensors as well."""
 
     def gather_numbers(self, numbers: list[float]) -> list[list[float]]:
-        """Return the `numbers` of each rank, a row each, in double precision."""
+        """Return each rank's `numbers`, a row each, in double precision."""
         return self.gathering_numbers(numbers)()
 
     def gathering_numbers(self, numbers: list[float]) -> Gathering:
@@ -170,7 +167,7 @@ class Exchange(ObjectExchange):
         return [sum(column) for column in zip(*self.gather_numbers(numbers), strict=False)]
 
     def reduce_tensor(self, tensor: Any) -> Any:
-        """Return the sum of a tensor over all ranks, on its device."""
+        """Return a tensor's sum over all ranks."""
         if self.world_size == 1:
             return tensor
         import torch.distributed as dist
@@ -193,7 +190,7 @@ class Exchange(ObjectExchange):
 
 # %% ../../nbs/15_distributed/05_context.ipynb #2d15a451
 def step_with_scaler(scaler: Any, optimizer: Any, device: Any) -> Any:
-    """Step `optimizer` through the gradient `scaler`; return a tensor, True if the update was skipped."""
+    """Step through the gradient `scaler`; return a tensor, True if skipped."""
     scaler.step(optimizer)
     overflows = scaler._found_inf_per_device(optimizer)  # private; the public way waits for the GPU
     skipped = sum(value.to(device) for value in overflows.values()) > 0
@@ -233,7 +230,7 @@ def _with_default(function: Callable, device: Any) -> Callable:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #5eed0b02
 def lay_out(model: Any, channels_last: bool) -> bool:
-    """Set the weights of 2D convolutions to channels last if asked; return whether there are any."""
+    """Set 2D convolutions to channels last if asked; return whether there are any."""
     import torch
 
     kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
@@ -253,7 +250,7 @@ def _no_heartbeat() -> Heartbeat:
 # %% ../../nbs/15_distributed/05_context.ipynb #23a2fc04
 @dataclass(frozen=True)
 class RunContext(Exchange):
-    """Device, precision and position of this process, its exchanges, and its Accelerator."""
+    """Device, precision and position of this process, its exchanges, its Accelerator."""
 
     accelerator: Any = field(repr=False)
     mixed_precision: str  # no, fp16 or bf16
@@ -299,17 +296,17 @@ class RunContext(Exchange):
 
     @property
     def teams(self) -> int:
-        """Number of groups of ranks that update separately between exchanges; 1 without them."""
+        """Number of groups of ranks that update separately; 1 without them."""
         if not self.updates_apart:
             return 1
         return self.world_size // (1 if self.mesh is None else self.mesh["shard"].size())
 
     def sum_of_shards(self, number: float) -> float:
-        """Return the sum of a number over the ranks of this group."""
+        """Return a number's sum over this group."""
         return number if self.mesh is None else float(self.reduce_in_worker(number))
 
     def reduce_in_worker(self, value: Any) -> Any:
-        """Return the sum of a number or tensor over the ranks of this group."""
+        """Return the sum of a number or tensor over this group."""
         import torch
 
         if self.mesh is None:
@@ -326,15 +323,15 @@ class RunContext(Exchange):
         return self.accelerator.scaler
 
     def scaled_step(self, optimizer: Any) -> Any:
-        """Make an fp16 optimizer step; return a tensor, True if the update was skipped."""
+        """Make an fp16 step; return a tensor, True if skipped."""
         return step_with_scaler(self.scaler, optimizer, self.device)
 
     def prepare(self, model: Any) -> Any:
-        """Return the model on its device, with autocast and gradient exchange."""
+        """Return the model with device, autocast and gradient exchange."""
         return self.with_exchange(self.without_exchange(model))
 
     def without_exchange(self, model: Any) -> Any:
-        """Return the model on its device, with autocast, before DDP.
+        """Return the model with device and autocast.
 
         A trial backward pass would count as DDP's first, in which it learns a static graph.
         """
@@ -359,7 +356,7 @@ class RunContext(Exchange):
         return model
 
     def exchanges_after(self, model: Any) -> bool:
-        """Check whether gradients are still local after the backward pass of a prepared model."""
+        """Check whether gradients are still local after the backward pass."""
         return self.strategy != "single" and not self.sharded and not is_ddp(model)
 
     def with_new_exchange(self, model: Any) -> Any:
@@ -367,7 +364,7 @@ class RunContext(Exchange):
         return wrap_in_ddp_again(model, self.with_exchange) if is_ddp(model) else model
 
     def in_precision(self, function: Callable) -> Callable:
-        """Wrap a function to run in the run's precision; unchanged for fp32 and sharded models."""
+        """Wrap a function to run in the run's precision."""
         function = _with_default(function, self.device) if self.makes_here else function
         whole = self.mixed_precision == "no" or self.sharded
         return function if whole else _with_autocast(function, self.accelerator)
@@ -377,14 +374,11 @@ class RunContext(Exchange):
         return unwrapped(model)
 
     def plain(self, model: Any) -> Any:
-        """Return the model for passes without gradients, whose number may differ between ranks: without DDP."""
+        """Return the model without DDP: passes without gradients may differ in number between ranks."""
         return self.unwrap(model) if self.strategy == "ddp" else model
 
     def gradient_sync(self, model: Any) -> Callable[[bool], None] | None:
-        """Return a function that sets, before a forward pass, whether gradients are exchanged.
-
-        None with one process and for exchanges after the backward pass.
-        """
+        """Return a function that sets, before a forward pass, whether gradients are exchanged, or None."""
         alone = self.strategy == "single" or self.exchanges_after(model)
         return None if alone else gradient_sync(model, self.static_graph)
 
@@ -411,7 +405,7 @@ def _choose_backend(config: Config, device: str) -> tuple[str, str | None]:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #b8d77248
 def choose_exchange(config: Config, context: RunContext) -> tuple[str, dict[str, str]]:
-    """Return when gradients are exchanged, overlap or after_backward, and the reason for a choice."""
+    """Return overlap or after_backward for gradients, and the reason."""
     asked, on_gpu = config.distributed.gradient_exchange, context.device.type == "cuda"
     if context.strategy != "ddp":
         return "overlap", {}
@@ -442,7 +436,6 @@ def _file_rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **_: 
 
 
 def _meeting_address() -> str | None:
-    """Return the address of the meeting file of this machine's ranks, if the launcher named one."""
     if STORE_FILE not in os.environ:
         return None
     from torch.distributed.rendezvous import register_rendezvous_handler
@@ -481,7 +474,7 @@ def _accelerator_options(config: Config, backend: str, strategy: str, device: st
 # %% ../../nbs/15_distributed/05_context.ipynb #1e49ce60
 @contextlib.contextmanager
 def _on_cpu(device: str) -> Iterator[None]:
-    """Let Accelerate use CPUs; otherwise it would see each process as its own run."""
+    """Let Accelerate use CPUs; else it would see each process as its own run."""
     before = os.environ.get("ACCELERATE_USE_CPU")
     if device == "cpu":
         os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -496,7 +489,7 @@ def _on_cpu(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Hide leftover launcher variables; Accelerate would join their group."""
+    """Hide launcher variables; Accelerate would join their group."""
     before = {name: os.environ.pop(name) for name in LAUNCHER_VARIABLES if name in os.environ}
     try:
         yield
@@ -505,14 +498,13 @@ def _without_launcher() -> Iterator[None]:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #4e24cb7f
 def _cpu_group(config: Config, backend: str) -> Any:
-    """Return a group of all ranks through the CPU: the default group with gloo, or a second one."""
     import torch.distributed as dist
 
     return dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=_timeout(config))
 
 # %% ../../nbs/15_distributed/05_context.ipynb #4c8de24f
 def share_page(ranks: Exchange) -> SharedPage | None:
-    """Return a new page shared by `ranks` of one machine; None without room."""
+    """Return a page shared by `ranks` of one machine; None without room."""
     try:
         page = create_page(ranks.world_size) if ranks.is_main else None
     except OSError:
@@ -527,7 +519,6 @@ def share_page(ranks: Exchange) -> SharedPage | None:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #aacf92da
 def _make_accelerator(config: Config, place: Rank, device: str, precision: str, backend: str, strategy: str) -> Any:
-    """Create the Accelerator of this rank, which joins the group. Raise RuntimeError if it counts other processes."""
     from accelerate import Accelerator
 
     options = _accelerator_options(config, backend, strategy, device)
@@ -541,7 +532,6 @@ def _make_accelerator(config: Config, place: Rank, device: str, precision: str, 
 
 
 def _check_all_present(context: RunContext) -> None:
-    """Raise RuntimeError unless all ranks answer; also tests a sum on the devices."""
     import torch
 
     if (total := sum(row[0] for row in context.gather_numbers([1.0]))) != context.world_size:
@@ -551,8 +541,6 @@ def _check_all_present(context: RunContext) -> None:
 # %% ../../nbs/15_distributed/05_context.ipynb #7a3e0121
 @dataclass
 class _Wait:
-    """Wait for the other ranks, with a message and a time limit."""
-
     config: Config
     place: Rank
     stop_requested: Callable[[], int]
@@ -565,7 +553,6 @@ class _Wait:
         return 10 * self.config.launch.start_timeout_s if own == "auto" else float(own)
 
     def poll(self, missing: int) -> None:
-        """Wait briefly. Raise KeyboardInterrupt if a stop is requested, RequestError after the limit."""
         if self.stop_requested():
             raise KeyboardInterrupt
         waited_s, who = time.monotonic() - self.began, f"RANK={self.place.rank}, WORLD_SIZE={self.place.world_size}"
@@ -592,10 +579,7 @@ def _accepts_connections(host: str, port: int) -> bool:
 
 # %% ../../nbs/15_distributed/05_context.ipynb #06d262e8
 def _wait_for_all(config: Config, place: Rank, stop_requested: Callable[[], int]) -> Any:
-    """Wait for all ranks of another launcher; return the store, which keeps the meeting port open.
-
-    Raise RequestError if a rank is late, KeyboardInterrupt if a stop is requested.
-    """
+    """Wait for the ranks of another launcher; return the store, which keeps the port open."""
     import torch.distributed as dist
 
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]

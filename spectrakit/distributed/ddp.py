@@ -14,7 +14,7 @@ from .fsdp import is_sharded
 
 # %% ../../nbs/15_distributed/04_ddp.ipynb #e38b4b22
 def wrap_in_ddp(model: Any, accelerator: Any) -> Any:
-    """Wrap `model` in torch's DDP, with the options and communication hook of `accelerator`."""
+    """Wrap `model` in torch's DDP, with `accelerator`'s options and hook."""
     import torch
 
     device, handler = accelerator.device, accelerator.ddp_handler
@@ -28,7 +28,7 @@ def wrap_in_ddp(model: Any, accelerator: Any) -> Any:
 
 # %% ../../nbs/15_distributed/04_ddp.ipynb #7c1f0b02
 def wrap_in_ddp_again(model: Any, wrap: Callable[[Any], Any]) -> Any:
-    """Replace the DDP around `model`, compiled or not, by a new one from `wrap`."""
+    """Replace the DDP around `model`, compiled or not."""
     import torch
 
     wrapped = getattr(model, "_orig_mod", model)
@@ -38,7 +38,7 @@ def wrap_in_ddp_again(model: Any, wrap: Callable[[Any], Any]) -> Any:
 
 # %% ../../nbs/15_distributed/04_ddp.ipynb #2acf7aa4
 def ddp_gradient_sync(module: Any, static_graph: bool) -> Callable[[bool], None]:
-    """Return a function that sets, before a forward pass of `module`, whether gradients are exchanged."""
+    """Return a function that sets, before a forward pass, whether gradients are exchanged."""
     # a static graph needs exchanges in all micro batches of the first step
     first = [True] * static_graph
 
@@ -58,7 +58,7 @@ def is_ddp(model: Any) -> bool:
 
 
 def has_sparse_gradients(model: Any) -> bool:
-    """Check whether a module of `model`, such as a sparse embedding, has sparse gradients."""
+    """Check for a module with sparse gradients."""
     return any(getattr(module, "sparse", False) is True for module in model.modules())
 
 
@@ -71,7 +71,7 @@ def gradient_sync(model: Any, static_graph: bool) -> Callable[[bool], None]:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the task's module inside a prepared model, without importing the compiler."""
+    """Return the task's module, without importing the compiler."""
     from torch.nn.parallel import DistributedDataParallel
 
     inner = getattr(model, "_orig_mod", model)

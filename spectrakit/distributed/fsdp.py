@@ -22,13 +22,13 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def is_sharded(module: Any) -> bool:
-    """Check whether each rank holds only a part of `module`, compiled or not."""
+    """Check whether each rank holds a part of `module`, compiled or not."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     return loaded is not None and isinstance(getattr(module, "_orig_mod", module), loaded.FSDPModule)
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc02
 def _units(model: Any, apart: tuple = ()) -> list:
-    """Return the modules that become units, innermost first; modules of the classes `apart` always do."""
+    """Return the modules to shard alone, innermost first; classes in `apart` always."""
     from torch import nn
 
     listed = {part for module in model.modules() if isinstance(module, nn.ModuleList) for part in module}
@@ -76,7 +76,7 @@ def _shard_units(model: Any, mesh: Any, mixed_precision: str) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc04
 def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
-    """Copy rank 0's values into `tensors` on all ranks, which communicate through `device`."""
+    """Copy rank 0's values into `tensors`; ranks communicate through `device`."""
     import torch.distributed as dist
 
     for tensor in tensors:
@@ -86,7 +86,7 @@ def same_on_all_ranks(tensors: Iterable[Any], device: Any = None) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #c616d7bd
 def _prepare(model: Any, device: Any = None) -> None:
-    """Prepare a model for sharding: weights of rank 0, contiguous. Raise RequestError for a 0-dim parameter."""
+    """Prepare a model for sharding: weights of rank 0, contiguous."""
     import torch
 
     for name, parameter in model.named_parameters():
@@ -130,8 +130,7 @@ def _check_torch(kind: str) -> None:
 def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
     """Shard `model` in place, before the optimizer is built. All ranks must call it.
 
-    `mesh` is a DeviceMesh (default: all ranks), `mixed_precision` no, bf16 or fp16. Raise RequestError if the model
-    cannot be sharded, or not by this torch on a CPU.
+    `mesh`: a DeviceMesh (default: all ranks); `mixed_precision`: no, bf16 or fp16.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -146,10 +145,7 @@ def shard(model: Any, mesh: Any = None, mixed_precision: str = "no") -> Any:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc07
 def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
-    """Shard `model` through `accelerator`, created with FullyShardedDataParallelPlugin(fsdp_version=2).
-
-    All ranks must call it, before the optimizer is built.
-    """
+    """Shard `model` through `accelerator` (FSDP 2), before the optimizer is built. All ranks must call it."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -165,9 +161,9 @@ def shard_by_accelerate(accelerator: Any, model: Any) -> Any:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc08
 def whole(tree: Any, keep: bool = True) -> Any:
-    """Return nested dicts, lists and tuples with whole tensors on the CPU. All ranks must call it.
+    """Return nested values with whole tensors on the CPU. All ranks must call it.
 
-    With `keep=False` tensors become None, and one at a time is in memory.
+    With `keep=False` tensors become None, one at a time in memory.
     """
     import torch
 
@@ -187,7 +183,7 @@ def whole(tree: Any, keep: bool = True) -> Any:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc09
 def _part(tensor: Any, parameter: Any) -> Any:
-    """Return rank 0's whole tensor with the device and sharding of `parameter`. All ranks must call it."""
+    """Return rank 0's tensor, sharded like `parameter`. All ranks must call it."""
     values = tensor.detach().to(parameter.device, copy=True)
     if not _is_dtensor(parameter):
         return values
@@ -197,7 +193,7 @@ def _part(tensor: Any, parameter: Any) -> Any:
 
 
 def like(tensors: list, params: list) -> list:
-    """Return copies of whole tensors, each sharded like its parameter. All ranks must call it."""
+    """Return whole tensors, each sharded like its parameter. All ranks must call it."""
     return [_part(tensor, parameter) for tensor, parameter in zip(tensors, params, strict=True)]
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #f9db5eb1
@@ -221,7 +217,7 @@ def _renew_groups(optimizer: Any) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc10
 def optimizer_groups(state: Any) -> list[dict] | None:
-    """Return the groups in an optimizer's state; None if its form is not that of torch's optimizers."""
+    """Return the groups in an optimizer's state; None for other forms than torch's."""
     parts = (state.get("state"), state.get("param_groups")) if isinstance(state, dict) else (None, None)
     if not (isinstance(parts[0], dict) and isinstance(parts[1], list)):
         return None
@@ -230,9 +226,9 @@ def optimizer_groups(state: Any) -> list[dict] | None:
 
 
 def load_whole_optimizer(optimizer: Any, state: Any) -> None:
-    """Load a whole optimizer state for plain or sharded parameters. All ranks must call it.
+    """Load a whole state for plain or sharded parameters. All ranks must call it.
 
-    A combined optimizer loads the state unchanged. Raise torch's ValueError if the groups differ.
+    A combined optimizer loads it unchanged. ValueError if the groups differ.
     """
     import torch
 
@@ -275,7 +271,6 @@ def _check_fit(own: dict, state: dict) -> None:
 
 
 def _empty_like_main(state: dict | None) -> dict:
-    """Return the state of rank 0; on other ranks empty tensors of the same names and shapes."""
     import torch
     import torch.distributed as dist
 
@@ -287,7 +282,7 @@ def _empty_like_main(state: dict | None) -> dict:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #32ac813b
 def take_types(module: Any, state: dict) -> None:
-    """Give the buffers of `module` their types in a saved `state`, which training may have changed."""
+    """Give buffers their types in a saved `state`."""
     parts = dict(module.named_modules())
     for name, buffer in list(module.named_buffers()):
         kind, owner = getattr(state.get(name), "dtype", buffer.dtype), parts[name.rpartition(".")[0]]
@@ -332,7 +327,7 @@ def load_whole_model(
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc13
 def gradient_norm_clip(params: list, limit: float) -> Any:
-    """Clip the gradients to the total norm `limit`; return their former norm, a 0-dim tensor."""
+    """Clip gradients to the total norm `limit`; return the former norm, 0-dim."""
     import torch
     from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -358,12 +353,12 @@ def gradient_value_clip(params: list, limit: float) -> None:
 
 
 def gradient_clip(algorithm: str) -> Callable[[list, float], Any]:
-    """Return the function that clips gradients by 'norm' or by 'value'."""
+    """Return the function that clips by 'norm' or by 'value'."""
     return {"norm": gradient_norm_clip, "value": gradient_value_clip}[algorithm]
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #a19fd07a
 def scale(grads: list, factor: Any) -> None:
-    """Multiply gradients, whole or sharded, by a number or 0-dim tensor, in place."""
+    """Multiply gradients, whole or sharded, in place."""
     import torch
 
     with torch.no_grad():
@@ -371,10 +366,7 @@ def scale(grads: list, factor: Any) -> None:
 
 # %% ../../nbs/15_distributed/02_fsdp.ipynb #23a2fc14
 def all_finite(params: Iterable[Any], group: Any = None) -> bool:
-    """Check whether all weights are finite. All ranks of a sharded model must call it.
-
-    `group` communicates through the CPU (default: the default group, on the weights' device).
-    """
+    """Check whether all weights are finite. All ranks of a sharded model must call it."""
     import torch
     import torch.distributed as dist
 

@@ -12,7 +12,7 @@ from typing import Any
 
 # %% ../../nbs/15_distributed/03_gradient_averaging.ipynb #ad6cf413
 def buckets(tensors: list, most_bytes: int) -> Iterator[list[int]]:
-    """Yield the indices of `tensors` in each bucket: one device and type, up to `most_bytes`, larger tensors alone."""
+    """Yield indices of `tensors` of one device and type, up to `most_bytes`, larger ones alone."""
     waiting: dict[tuple, list[int]] = {}
     held: dict[tuple, int] = {}
     for place, tensor in enumerate(tensors):
@@ -25,10 +25,7 @@ def buckets(tensors: list, most_bytes: int) -> Iterator[list[int]]:
 
 # %% ../../nbs/15_distributed/03_gradient_averaging.ipynb #777c3f9c
 def send_from_main(tensors: Iterable[Any], most_bytes: int = 25 * 2**20) -> None:
-    """Copy rank 0's values into dense `tensors` on all ranks, in buckets of `most_bytes`.
-
-    All ranks must call it with equal shapes.
-    """
+    """Copy rank 0's values into dense `tensors`, in buckets. All ranks must call it with equal shapes."""
     import torch
     import torch.distributed as dist
 
@@ -41,9 +38,9 @@ def send_from_main(tensors: Iterable[Any], most_bytes: int = 25 * 2**20) -> None
 
 # %% ../../nbs/15_distributed/03_gradient_averaging.ipynb #3f6474e5
 def average_gradients(params: list, world_size: int, most_bytes: int = 25 * 2**20) -> None:
-    """Replace the gradients of `params`, each of which has one, by their means over `world_size` ranks.
+    """Replace the gradients of `params` by their means over the ranks, in buckets.
 
-    All ranks must call it with the same parameters. `most_bytes` is the size of a bucket.
+    All ranks must call it with the same parameters.
     """
     import torch
     import torch.distributed as dist
@@ -80,7 +77,7 @@ class GradientAverage:
     used: list[int] = field(default_factory=list)  # indices in `named` with a gradient on any rank; empty: unknown
 
     def __call__(self) -> None:
-        """Average the gradients. Raise RuntimeError for a gradient that other ranks do not exchange."""
+        """Average; RuntimeError for a gradient that other ranks do not exchange."""
         here = [i for i, (_, q) in enumerate(self.named) if q.requires_grad and q.grad is not None]
         if not self.used or self.ask_always:
             self.used = sorted(set().union(*self.gather(here)))

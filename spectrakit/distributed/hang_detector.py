@@ -69,7 +69,7 @@ def _map_page(path: Path | None, size: int, create: bool) -> mmap.mmap:
 
 
 class SharedPage:
-    """Page at `path` (None: not shared) for `ranks` processes of one machine; OSError if it cannot be opened."""
+    """Page at `path` (None: not shared) for `ranks` processes of one machine."""
 
     def __init__(self, path: Path | str | None, ranks: int, create: bool = False):
         self.path, self.ranks = None if path is None else Path(path), ranks
@@ -90,12 +90,12 @@ class SharedPage:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #9a6e57e0
 def page_file(run_dir: Path) -> Path:
-    """Return the file that names the page of a run while it trains."""
+    """Return the file that names a run's page while it trains."""
     return run_dir / "logs" / "page"
 
 
 def read_step(page: Path | str) -> int:
-    """Return the last optimizer step of the first rank on the page at this path; -1 without one."""
+    """Return the first rank's last optimizer step on a page; -1 without one."""
     name, place = Path(page).name, (_HEAD + _STEP) * 8
     if not name.startswith("spectrakit-page-"):
         return -1  # another file
@@ -108,7 +108,7 @@ def read_step(page: Path | str) -> int:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fc02
 def remove_stale_pages(folder: str | Path, older_s: float = 60.0) -> list[str]:
-    """Delete pages of dead launchers older than `older_s` seconds; return their names."""
+    """Delete pages of dead launchers older than `older_s`; return their names."""
     removed = []
     for path in Path(folder).glob("spectrakit-page-*"):
         with contextlib.suppress(OSError):
@@ -124,10 +124,7 @@ def remove_stale_pages(folder: str | Path, older_s: float = 60.0) -> list[str]:
 
 
 def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPage:
-    """Create a page in the first of `folders` with room (default: shared memory, then the temporary folder).
-
-    Raise OSError with the reasons if none has room.
-    """
+    """Create a page in the first folder with room (default: shared memory, then the temporary folder)."""
     name, problems = f"spectrakit-page-{os.getpid()}-{os.urandom(4).hex()}", []
     for folder in folders or ("/dev/shm", temporary_folder()):
         remove_stale_pages(folder)
@@ -139,7 +136,6 @@ def create_page(ranks: int, folders: tuple[str, ...] | None = None) -> SharedPag
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #d71c8f0f
 def _wait_for(cells: memoryview, row: int, step: int, column: int = _STEP) -> None:
-    """Wait until the rank with this `row` has reached `step` in `column`. Raise RuntimeError if it failed."""
     waited = 0
     while cells[row + column] < step:
         if cells[row + _FLAGS] & FAILED:
@@ -149,7 +145,7 @@ def _wait_for(cells: memoryview, row: int, step: int, column: int = _STEP) -> No
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fc03
 class Heartbeat:
-    """Progress reports of one rank and its part in agreements; `rank` counts on this machine."""
+    """Progress reports of one rank, numbered on this machine, and its part in agreements."""
 
     def __init__(self, page: SharedPage, rank: int):
         self.page, self.rank = page, rank
@@ -158,7 +154,7 @@ class Heartbeat:
         self._cells[self._mine + _PID] = os.getpid()
 
     def step(self, step: int) -> bool:
-        """Report that optimizer step `step` is done; return whether the ranks agreed to act at this step."""
+        """Report that optimizer step `step` is done; return whether all act at it."""
         cells, mine = self._cells, self._mine
         cells[mine] = step
         cells[mine + _BEATS] += 1
@@ -169,7 +165,7 @@ class Heartbeat:
         return cells[_AGREED_STEP] == step
 
     def micro_batch(self) -> None:
-        """Report the loss of a micro batch; of two silent ranks the one with fewer is stuck."""
+        """Report a micro batch; of two silent ranks the one with fewer is stuck."""
         self._cells[self._mine + _BEATS] += 1
         self._cells[self._mine + _MICRO_BATCHES] += 1
 
@@ -195,7 +191,7 @@ def report_connected(heartbeat: Heartbeat) -> None:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #b5a5ab5d
 def raise_flag(heartbeat: Heartbeat, code: int) -> None:
-    """Request `code` (STOP, TIME or SAVE) from this rank, or report FAILED."""
+    """Request STOP, TIME or SAVE from this rank, or report FAILED."""
     heartbeat._cells[heartbeat._mine + _FLAGS] |= code
 
 
@@ -218,7 +214,7 @@ def stop_file(run_dir: Path) -> Path:
 
 
 def checkpoint_file(run_dir: Path) -> Path:
-    """Return the file that requests a checkpoint when created; it is deleted after the save."""
+    """Return the file that requests a checkpoint; it is deleted after the save."""
     return run_dir / "CHECKPOINT"
 
 
@@ -232,9 +228,9 @@ LOOK_S = 0.25  # between two looks for the files
 
 @contextlib.contextmanager
 def watched_requests(run_dir: Path, looks: bool = True) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns `requested_by_files`, for which a thread looks a few times a second.
+    """Yield a function that returns `requested_by_files`, for which a thread looks.
 
-    After a find the caller looks, too: the request may be served. Without `looks` there are none.
+    After a find the caller looks, too: it may be served. Without `looks` there are none.
     """
     if not looks:
         yield lambda: 0
@@ -247,7 +243,7 @@ def watched_requests(run_dir: Path, looks: bool = True) -> Iterator[Callable[[],
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #21bcbcfe
 def announce(heartbeat: Heartbeat, step: int, code: int) -> int:
-    """Announce `code` on rank 0 before it reports `step`; return the step at which all ranks act."""
+    """Announce `code` on rank 0 before it reports `step`; return the step at which all act."""
     cells = heartbeat._cells
     if cells[_AGREED_STEP] >= step > 0:
         return cells[_AGREED_STEP]  # an earlier agreement is pending
@@ -257,7 +253,7 @@ def announce(heartbeat: Heartbeat, step: int, code: int) -> int:
 
 
 def agreed(heartbeat: Heartbeat, step: int) -> int:
-    """Return the requests agreed for `step`: a sum of STOP, TIME and SAVE, or 0."""
+    """Return the requests agreed for `step`, or 0."""
     return heartbeat._cells[_AGREED_CODE] if heartbeat._cells[_AGREED_STEP] == step else 0
 
 
@@ -267,10 +263,7 @@ def clear_agreement(page: SharedPage) -> None:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #30917fe4
 def ranks_without_memory(heartbeat: Heartbeat, number: int, ran_out: bool = False) -> list[int]:
-    """Report whether this rank's try `number` `ran_out` of memory; return the ranks of this machine that did.
-
-    Raise RuntimeError if a rank failed.
-    """
+    """Report whether this rank's try `number` `ran_out` of memory; return the ranks that did."""
     cells, mine = heartbeat._cells, heartbeat._mine
     column = _RAN_OUT + number % 2  # a rank may be one try ahead, not two
     if ran_out:
@@ -284,7 +277,7 @@ def ranks_without_memory(heartbeat: Heartbeat, number: int, ran_out: bool = Fals
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #eea01759
 def set_deadline(page: SharedPage, deadline_s: float | None) -> None:
-    """Set the time by the monotonic clock at which the processes must be gone; None: never."""
+    """Set the monotonic time at which the processes must be gone; None: never."""
     page.cells[_DEADLINE_US] = 0 if deadline_s is None else max(1, min(2**62, int(1e6 * deadline_s)))
 
 
@@ -294,10 +287,9 @@ def get_deadline(page: SharedPage) -> float | None:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fc05
 def warm_up(took: Sequence[float]) -> int:
-    """Return the number of warm-up steps: the first one, and all up to a step three times as long as any later one.
+    """Return the number of warm-up steps: the first, and all up to one three times as long as any later one.
 
-    `took` has the durations in seconds. As many steps must follow, so repeated waits, as at an epoch's start, do not
-    count.
+    As many must follow, so repeated waits, as at an epoch's start, do not count.
     """
     import numpy as np
 
@@ -324,7 +316,7 @@ class Pace:
         return 0 if self._count > 1024 else warm_up(self._ring[: self._count])
 
     def mean(self) -> float:
-        """Return the mean duration after warm-up; 0.0 before the second step."""
+        """Return the mean after warm-up; 0.0 before the second step."""
         seen = self._ring[self._warm_up() : min(self._count, 1024)]
         return sum(seen) / len(seen) if seen else 0.0
 
@@ -335,7 +327,7 @@ class Pace:
         return self._once_s or max(0.0, sum(self._ring[:warm]) - warm * self.mean())
 
     def quantile(self, share: float, warm: bool = True) -> float:
-        """Return the quantile `share` of the durations, with warm-up steps if `warm`; 0.0 before the first step."""
+        """Return a quantile of the durations, with warm-up steps if `warm`."""
         import numpy as np
 
         known, first = min(self._count, 1024), 0 if warm or self._count < 2 else self._warm_up()
@@ -347,7 +339,7 @@ class Pace:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #f54094d0
 class RankStates:
-    """Progress of the ranks of this machine on `page`; `first_rank` is the global rank of its first row."""
+    """Progress of this machine's ranks; `first_rank`: global rank of the first row."""
 
     def __init__(self, page: SharedPage, first_rank: int = 0):
         self.page, self.first_rank = page, first_rank
@@ -377,7 +369,7 @@ class RankStates:
         return any(flags & FAILED for flags in self.column(_FLAGS))
 
     def steps(self) -> int:
-        """Return the highest optimizer step of any rank; -1 before training."""
+        """Return the highest step of any rank; -1 before training."""
         return max(self.column(_STEP))
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #23a2fc06
@@ -416,10 +408,7 @@ class HangLimits:
     alone: bool = False
 
     def allowed_s(self, phases: set[str], p99_s: float, heard: bool = True) -> float:
-        """Return the seconds allowed without progress.
-
-        `phases` are those of the ranks, `p99_s` their step duration, `heard` whether any rank has made progress.
-        """
+        """Return the seconds allowed without progress; `p99_s`: of a step; `heard`: any rank has made progress."""
         begun = heard and not (self.alone and phases <= BEGINNING)
         patience = 10 if phases & set(QUIET) - {"starting"} else 1
         start_s = 10 * self.floor_s if self.start_s is None else self.start_s
@@ -429,13 +418,7 @@ class HangLimits:
 
 # %% ../../nbs/15_distributed/01_hang_detector.ipynb #7763821e
 class HangDetector:
-    """Detector of stuck ranks.
-
-    Attributes:
-        ranks: Progress of this machine's ranks.
-        limits: Allowed seconds without progress.
-        clock: Monotonic seconds.
-    """
+    """Detector of stuck ranks."""
 
     def __init__(self, ranks: RankStates, limits: HangLimits, clock: Callable[[], float] = time.monotonic):
         self.ranks, self.limits, self._clock = ranks, limits, clock

@@ -20,7 +20,7 @@ ONE_MACHINE = "spectrakit-one-machine"  # name of this rendezvous
 
 # %% ../../nbs/15_distributed/06_rendezvous.ipynb #243a3151
 class OneMachine(RendezvousHandler):
-    """Rendezvous of the ranks of one launcher on one machine; `run_id` names the launch."""
+    """Rendezvous of one launcher's ranks; `run_id` names the launch."""
 
     @property
     def use_agent_store(self) -> bool:

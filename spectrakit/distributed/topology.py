@@ -32,7 +32,7 @@ class Rank:
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:
-    """Return the rank set by a launcher, if any. Raise RequestError for invalid variables."""
+    """Return the rank set by a launcher, if any."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environ for name in names):
         return None
@@ -71,12 +71,12 @@ def in_kernel() -> bool:
 
 
 def own_rank() -> Rank | None:
-    """Return the rank set by a launcher; None in a notebook's kernel. Raise RequestError like `rank_of`."""
+    """Return the rank set by a launcher; None in a notebook's kernel."""
     return None if in_kernel() else rank_of(os.environ)
 
 
 def leftover_variables(environ: Mapping[str, str], kernel: bool) -> str | None:
-    """Return a sentence about ignored launcher variables in a notebook's `kernel`, or None."""
+    """Return a sentence on launcher variables that a notebook's `kernel` ignores, or None."""
     variables = [f"{name}={environ[name]}" for name in LAUNCHER_VARIABLES if name in environ]
     if not kernel or environ.get("WORLD_SIZE", "1") == "1":
         return None
@@ -86,14 +86,7 @@ def leftover_variables(environ: Mapping[str, str], kernel: bool) -> str | None:
 # %% ../../nbs/15_distributed/00_topology.ipynb #23a2fc02
 @dataclass(frozen=True)
 class Processes:
-    """Processes of a run.
-
-    Attributes:
-        per_node: Number on each machine.
-        num_nodes: Number of machines.
-        reason: Explanation.
-        fallback: Whether they are fewer than requested.
-    """
+    """Processes of a run; `fallback`: fewer than requested."""
 
     per_node: int
     num_nodes: int
@@ -128,7 +121,6 @@ def _room(config: Config, platform: Platform) -> tuple[int, str]:
 
 # %% ../../nbs/15_distributed/00_topology.ipynb #b76ebc87
 def _check_separate_training(config: Config) -> None:
-    """Raise RequestError unless distributed.fallback=true was typed: each machine would train separately."""
     d, words = config.distributed, "distributed.node_rank={} distributed.rdzv_endpoint=HOST:29500"
     if d.fallback and "distributed.fallback" in (config.typed or ()):
         return
@@ -169,8 +161,7 @@ def _processes_asked(config: Config, platform: Platform) -> int:
 def plan_processes(config: Config, platform: Platform) -> Processes:
     """Return the processes of this run.
 
-    Raise RequestError for contradictory numbers, for machines without a meeting point, and without room for all if
-    distributed.fallback=false.
+    RequestError for contradictory numbers, machines without a meeting point, and no room if distributed.fallback=false.
     """
     d, nodes = config.distributed, config.distributed.num_nodes
     asked, (room, what) = _processes_asked(config, platform), _room(config, platform)
@@ -211,7 +202,7 @@ _OLD_NAMES = {
 
 
 def process_environ(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that training processes need beyond `environ`: distributed.env and `NCCL_DEFAULTS`.
+    """Return the variables of training processes: distributed.env and `NCCL_DEFAULTS`.
 
     Exported variables win, except over CUDA_VISIBLE_DEVICES in the setting.
     """
@@ -237,14 +228,7 @@ class Threads:
 
 
 def plan_threads(config: Config, cores: int, processes: int, environ: Mapping[str, str]) -> Threads:
-    """Return the number of threads for each process.
-
-    Args:
-        config: Settings, for launch.threads.
-        cores: CPU cores of this machine.
-        processes: Training processes on this machine.
-        environ: Variables of the processes.
-    """
+    """Return the threads of each of `processes` on `cores`, by launch.threads of `config` or `environ`."""
     if config.launch.threads != "auto":
         count, why = config.launch.threads, f"launch.threads={config.launch.threads}"
     elif (exported := environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()).isdecimal() and int(exported) > 0:
@@ -259,10 +243,7 @@ LAUNCH_PATH = "SPECTRAKIT_LAUNCH_PATH"  # path of this folder; empty: none
 
 
 def launch_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder with packages for training processes, if any.
-
-    Raise RequestError if SPECTRAKIT_LAUNCH_PATH is not a folder.
-    """
+    """Return the folder with packages for training processes, if any."""
     if (folder := environ.get(LAUNCH_PATH)) is not None:
         if folder and not os.path.isdir(folder):
             raise RequestError(
@@ -276,7 +257,7 @@ def launch_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def launch_packages(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the names and versions of the packages in this folder."""
+    """Return the packages in this folder, name → version."""
     from importlib.metadata import distributions
 
     folder = launch_folder(environ)
@@ -284,6 +265,6 @@ def launch_packages(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return PYTHONPATH for a training process, with this folder first; empty without one."""
+    """Return PYTHONPATH with this folder first; {} without one."""
     folder = launch_folder(environ)
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [environ.get("PYTHONPATH")])])} if folder else {}
