@@ -18,7 +18,6 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/10_data/04_array_files.ipynb #69e9e20d
 def _chosen(path: Any, names: Sequence[str], name: str | None) -> str:
-    """Return `name`, or the only one of `names` if None; raise RequestError if it is missing or ambiguous."""
     if name is None and len(names) == 1:
         return names[0]
     if name in names:
@@ -34,7 +33,6 @@ def _cannot_open(path: Any, kind: str, error: Exception, advice: str) -> Request
 
 
 def _package(name: str, path: Any) -> Any:
-    """Import the module `name` for the file at `path`; raise RequestError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -99,10 +97,7 @@ def _open_safetensors(path: Any, name: str | None = None) -> Any:
 
 # %% ../../nbs/10_data/04_array_files.ipynb #a166651a
 class Hdf5Rows:
-    """Array of an HDF5 file, which each process opens itself.
-
-    `name` is the array in the file `path`, such as `train/flux` (None: the only one).
-    """
+    """Array `name` (None: the only one) of an HDF5 file, which each process opens itself."""
 
     def __init__(self, path: Any, name: str | None = None):
         h5py = _package("h5py", path)
@@ -133,7 +128,6 @@ class Hdf5Rows:
 
 # %% ../../nbs/10_data/04_array_files.ipynb #e85e3b90
 def _row_form(path: Any, field: Any) -> tuple[Any, tuple]:
-    """Return (dtype, shape) of a row of a Parquet column; raise RequestError if it does not hold numbers."""
     import numpy
     from pyarrow import types
 
@@ -157,7 +151,6 @@ def _values(path: Any, name: str, column: Any, shape: tuple) -> Any:
 
 # %% ../../nbs/10_data/04_array_files.ipynb #7dfe4787
 def _unnamed_file_array(dtype: Any, shape: tuple) -> Any:
-    """Return an array in an unnamed file that ends with its last user; raise RequestError if the disk is full."""
     import numpy
 
     size = dtype.itemsize * numpy.prod(shape, dtype=int).item()
@@ -176,7 +169,7 @@ def _unnamed_file_array(dtype: Any, shape: tuple) -> Any:
 
 # %% ../../nbs/10_data/04_array_files.ipynb #8aa5fa4f
 def _open_parquet(path: Any, name: str | Sequence[str] | None = None) -> Any:
-    """Return one or several columns of a Parquet file, unpacked into an unnamed file and mapped."""
+    """Unpack columns into an unnamed file, mapped."""
     import numpy
 
     parquet, pyarrow = _package("pyarrow.parquet", path), _package("pyarrow", path)
@@ -214,11 +207,9 @@ FORMS: dict[str, Callable] = {
 
 
 def open_array(path: str | Path, name: str | Sequence[str] | None = None) -> Any:
-    """Open an array of a file without reading it; it has `shape`, `nbytes` and row indices.
+    """Open an array of a file without reading it: .npy (default), .safetensors, .h5, .hdf5, .parquet.
 
-    `path` selects the format: .npy (default), .safetensors, .h5, .hdf5, .parquet. `name` is the array in the file,
-    or several columns of Parquet (default: the only one). Raises RequestError if it cannot be opened or holds no
-    numbers.
+    `name`: the array, or several columns of Parquet (default: the only one). RequestError if it holds no numbers.
     """
     import numpy
 

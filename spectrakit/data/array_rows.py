@@ -15,7 +15,6 @@ from ..system.errors import RequestError
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #d1e00019
 def _in_file_order(column: Any, rows: Any) -> Any:
-    """Return rows of a tensor or memory-mapped array, read in file order."""
     import numpy
     import torch
 
@@ -30,7 +29,6 @@ def _in_file_order(column: Any, rows: Any) -> Any:
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #d1e00006
 def _on_disk(column: Any) -> bool:
-    """Check whether rows of a column may be in a file."""
     import numpy
 
     if hasattr(column, "untyped_storage"):
@@ -41,8 +39,7 @@ def _on_disk(column: Any) -> bool:
 def take_rows(column: Any, rows: Any) -> Any:
     """Return rows of a column, in any order and with repetitions: Tensor [n, …].
 
-    `column` is a tensor, an array [samples, …], or an object with ascending array indices, such as an HDF5 data set.
-    `rows` is a Tensor [n] of int64.
+    `column`: tensor, array [samples, …], or an object with ascending array indices (HDF5); `rows`: Tensor [n] of int64.
     """
     import numpy
     import torch
@@ -60,7 +57,6 @@ def take_rows(column: Any, rows: Any) -> Any:
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #d1e00017
 def _opened(array: Any) -> Any:
-    """Return an array, or open its file without reading it; raise RequestError for other values."""
     if isinstance(array, (str, Path)):
         return open_array(array)
     if isinstance(array, tuple) and len(array) == 2 and isinstance(array[0], (str, Path)):
@@ -113,11 +109,7 @@ class ArrayDataset:
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #d1e00012
 class Columns(NamedTuple):
-    """Columns of a data set of rows.
-
-    `columns` are tensors or arrays of equal length; `rows` is the row of each sample, Tensor [samples] (None: all
-    rows in order).
-    """
+    """Columns of equal length; `rows`: the row of each sample, Tensor [samples] (None: all in order)."""
 
     columns: tuple
     rows: Any = None
@@ -136,13 +128,13 @@ class Columns(NamedTuple):
         return whole * self.samples / max(1, len(self.columns[0])) / 2**30
 
     def take(self, indices: Any) -> tuple:
-        """Return the samples at `indices`, Tensor [n]: a tensor [n, …] of each column."""
+        """Return the samples at `indices`, Tensor [n]: a tensor [n, …] per column."""
         rows = indices if self.rows is None else self.rows[indices]
         return tuple([take_rows(column, rows) for column in self.columns])
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #4d912c9d
 def as_tensors(source: Columns) -> Columns:
-    """Return `source` with tensors that share the memory of its arrays."""
+    """Return `source` with tensors that share its arrays' memory."""
     import numpy
     import torch
 
@@ -157,7 +149,7 @@ _PIECE = 2**22  # bytes
 
 
 def load_columns(source: Columns, device: Any) -> tuple:
-    """Return all samples of `source` as tensors on `device`; beside them only `_PIECE` bytes are in memory."""
+    """Return all samples as tensors on `device`, with `_PIECE` bytes beside them."""
     import torch
 
     if source.rows is None and all(map(torch.is_tensor, columns := as_tensors(source).columns)):
@@ -173,7 +165,7 @@ def load_columns(source: Columns, device: Any) -> tuple:
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #9f43226b
 def numbers_of(subset: Any) -> Any:
-    """Return the indices of a `Subset`, Tensor [n] of int64, without a copy if they are an array."""
+    """Return a `Subset`'s indices, Tensor [n] of int64, if possible without a copy."""
     import numpy
     import torch
 
@@ -181,7 +173,7 @@ def numbers_of(subset: Any) -> Any:
 
 # %% ../../nbs/10_data/05_array_rows.ipynb #d1e00014
 def columns_of(dataset: Any) -> Columns | None:
-    """Return the columns of a TensorDataset, an ArrayDataset, or a subset of them; None for other data sets."""
+    """Return the columns of a TensorDataset, an ArrayDataset, or a subset; None for others."""
     import torch
     from torch.utils.data import Subset, TensorDataset
 

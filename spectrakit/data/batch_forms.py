@@ -17,7 +17,7 @@ from ..system.errors import RequestError, TaskError
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #ef83d70c
 def parts_of(data: Any) -> list[tuple[str, Any]] | None:
-    """Return the parts of a batch, each with its path `[0]`, `['x']` or `.x`; None for a leaf."""
+    """Return a batch's parts with paths `[0]`, `['x']` or `.x`; None for a leaf."""
     if isinstance(data, Mapping):
         return [(f"[{key!r}]", value) for key, value in data.items()]
     if isinstance(data, (list, tuple)):
@@ -37,7 +37,6 @@ def leaves_of(data: Any) -> Iterator[Any]:
 
 
 def _rebuild(data: Any, values: Iterator[Any]) -> Any:
-    """Return a copy of `data` with `values` as its parts."""
     if isinstance(data, (list, tuple)):
         return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
     if type(data) is dict:
@@ -61,7 +60,7 @@ def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def to_device(data: Any, device: Any) -> Any:
-    """Return a batch with its tensors, and other objects with `to`, on `device`."""
+    """Return a batch with tensors, and objects with `to`, on `device`."""
     import torch
 
     def moved(leaf: Any) -> Any:
@@ -80,7 +79,6 @@ def to_device(data: Any, device: Any) -> Any:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #7d6d09f4
 def _stack_tensors(samples: Sequence[Any], where: str) -> Any:
-    """Collate tensors; check their shapes only after an error."""
     from torch.utils.data import default_collate
 
     with contextlib.suppress(RuntimeError):
@@ -102,7 +100,6 @@ def _stack(samples: Sequence[Any], where: str) -> Any:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #d1g00001
 def _collate_parts(samples: Sequence[Any], names: list[str], where: str) -> Any:
-    """Collate samples part by part; tuples become lists, as in torch."""
     first = samples[0]
     columns: list[list] = [[] for _ in names]
     for sample in samples:
@@ -119,9 +116,9 @@ def _collate_parts(samples: Sequence[Any], names: list[str], where: str) -> Any:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #d38a9061
 def collate_samples(samples: Sequence[Any], where: str = "a sample") -> Any:
-    """Return a batch of a list of samples of one form: tensors and numbers are stacked, [samples, …].
+    """Return a batch: tensors and numbers are stacked, [samples, …], other objects listed.
 
-    Strings and other objects become lists. Raises RequestError, with the name `where`, for different shapes or forms.
+    For different shapes or forms a RequestError names `where`.
     """
     import numpy
     import torch
@@ -151,14 +148,14 @@ _ID_NAMES = ("id", "ids", "name", "names", "key", "keys")
 
 
 def is_text(values: Any) -> bool:
-    """Check whether `values`, a part of a batch or an array, hold texts."""
+    """Check whether a part of a batch or an array holds texts."""
     if isinstance(values, (list, tuple)):
         return len(values) > 0 and all(isinstance(v, (str, bytes)) for v in values)
     return getattr(getattr(values, "dtype", None), "kind", "") in tuple("US")
 
 
 def named_parts(batch: Any) -> dict[str, Any]:
-    """Return the named parts of a batch; empty for a tuple, list or tensor."""
+    """Return a batch's named parts; {} for a tuple, list or tensor."""
     if hasattr(batch, "_asdict"):
         return dict(batch._asdict())
     if isinstance(batch, Mapping):
@@ -169,9 +166,7 @@ def named_parts(batch: Any) -> dict[str, Any]:
 
 
 def default_targets(batch: Any) -> Any:
-    """Return the targets of a batch: the part with a target's name, or the last part of a tuple; None without
-    targets.
-    """
+    """Return the part with a target's name, or a tuple's last part; None without targets."""
     parts = named_parts(batch)
     for name in TARGET_NAMES:
         if name in parts:
@@ -183,12 +178,12 @@ def default_targets(batch: Any) -> Any:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #55e4b5ca
 def is_id(name: str, values: Any) -> bool:
-    """Check whether a part of a batch or an array of predictions holds ids, by its name or as texts."""
+    """Check for ids, by name or as texts."""
     return name in _ID_NAMES or name.endswith(("_id", "_ids", "_name")) or is_text(values)
 
 
 def ids_of(batch: Any) -> dict[str, Any]:
-    """Return the ids of a batch by name; texts in a tuple are `ids`, `ids_2`, …"""
+    """Return a batch's ids by name; texts in a tuple are `ids`, `ids_2`, …"""
     if named := named_parts(batch):
         return {k: v for k, v in named.items() if k not in TARGET_NAMES and is_id(k, v) and v is not None}
     texts = [value for value in batch if is_text(value)] if isinstance(batch, (list, tuple)) else []
@@ -196,7 +191,7 @@ def ids_of(batch: Any) -> dict[str, Any]:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #c48f1def
 def dense_parts(tensor: Any) -> list[Any]:
-    """Return the dense tensors of a sparse or nested one, values first; a dense one alone."""
+    """Return a sparse or nested tensor's dense ones, values first."""
     if getattr(tensor, "is_nested", False):
         return [tensor.values()]
     if getattr(tensor, "is_sparse", False):  # coalesced or not
@@ -216,9 +211,9 @@ def samples_in(data: Any) -> int | None:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #110510e4
 def take_samples(data: Any, samples: int, rows: slice) -> Any:
-    """Return the `rows` of a batch of `samples`, in its form.
+    """Return the `rows` of a batch of `samples`; ValueError if a part has none.
 
-    A list of tensors of other lengths has one for each sample. Raises ValueError if a part has no such rows.
+    A list of tensors of other lengths has one per sample.
     """
     parts = parts_of(data)
     if isinstance(data, (list, tuple)) and len(data) == samples and is_text(data):
@@ -238,7 +233,7 @@ def take_samples(data: Any, samples: int, rows: slice) -> Any:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #a9e38019
 def on_cpu(leaf: Any) -> Any:
-    """Return a tensor on the CPU in a type of NumPy: half precision becomes float32."""
+    """Return a tensor on the CPU; half precision becomes float32, for NumPy."""
     if not hasattr(leaf, "detach"):
         return leaf
     leaf = leaf.detach()
@@ -246,7 +241,6 @@ def on_cpu(leaf: Any) -> Any:
 
 
 def _samples_of(part: Any) -> Any:
-    """Return a part of a batch as an array [samples, …], or a list of arrays for each sample."""
     import numpy
 
     part = on_cpu(part)
@@ -259,10 +253,9 @@ def _samples_of(part: Any) -> Any:
 
 # %% ../../nbs/10_data/00_batch_forms.ipynb #c1cca320
 def join_parts(parts: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the parts of all batches as one array [samples, …], and the lengths of its samples, or None if equal.
+    """Return all batches' parts as one array [samples, …], and the lengths of its samples, or None if equal.
 
-    Each of `parts` is a tensor, an array, a list of texts or a list of tensors. Lengths are [samples], or [samples,
-    dims] if several dimensions differ.
+    Lengths are [samples], or [samples, dims] if several dimensions differ.
     """
     import numpy
 

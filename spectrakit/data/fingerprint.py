@@ -25,9 +25,7 @@ PATIENCE_S = 2.0  # seconds after which no more samples are read
 
 
 def _sample_hashes(source: SeededSamples, samples: int) -> dict[str, str]:
-    """Return hashes of the first, middle and last sample, or of the data set's `spot_checks`; empty if one is not
-    reproducible.
-    """
+    """Return hashes of some samples; empty if one is not reproducible."""
     hashes: dict[str, str] = {}
     end = time.monotonic() + PATIENCE_S
     named = getattr(source.dataset, "spot_checks", (0, samples // 2, samples - 1))
@@ -61,7 +59,6 @@ class _HashesOnly:
 
 
 def _hashes_in_worker(dataset: Any, seed: int, samples: int) -> dict[str, str]:
-    """Return the hashes computed in a temporary worker."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -91,10 +88,9 @@ def _rows_hash(tensors: Sequence[Any]) -> str | None:
 
 
 def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dict:
-    """Return `{"samples": n, "content": {key: hash}}`; keys are 'all', 'files' or indices, without unhashable content.
+    """Return `{"samples": n, "content": {key: hash}}`; keys are 'all', 'files' or indices.
 
-    Uses no global random generator, and reads no more samples after PATIENCE_S seconds. With `in_worker` a worker
-    reads the samples. Raises RequestError if the last sample is missing.
+    Reads samples for at most PATIENCE_S seconds; `in_worker`: in a worker. RequestError if the last one is missing.
     """
     from torch.utils.data import Subset, TensorDataset
 
@@ -117,7 +113,7 @@ def dataset_fingerprint(dataset: Any, seed: int, in_worker: bool = False) -> dic
 
 # %% ../../nbs/10_data/07_fingerprint.ipynb #23a2fc03
 def tensors_hash(dataset: Any) -> str | None:
-    """Return a hash of all samples of a tensor data set; None for others."""
+    """Return a hash of a tensor data set; None for others."""
     from torch.utils.data import Subset, TensorDataset
 
     tensors = dataset.dataset if type(dataset) is Subset else dataset
@@ -125,10 +121,7 @@ def tensors_hash(dataset: Any) -> str | None:
 
 
 def fingerprint_change(before: dict | None, now: dict | None) -> str | None:
-    """Return the change from one `dataset_fingerprint` to another as text, or None.
-
-    Keys in only one of them are ignored.
-    """
+    """Return the change between two fingerprints as text, or None; keys in only one are ignored."""
     if before is None and now is None:
         return None
     if before is None or now is None:

@@ -24,7 +24,7 @@ from ..system.errors import RequestError
 # %% ../../nbs/10_data/09_folds.ipynb #e10e3197
 @dataclass(frozen=True)
 class Folds:
-    """Division of samples: `held [repeats, samples]` is the fold that holds out each sample; -1: none."""
+    """Division: `held [repeats, samples]` is the fold that holds out each sample; -1: none."""
 
     held: np.ndarray
     kind: str
@@ -47,11 +47,11 @@ class Folds:
         return hashlib.sha256(text + np.ascontiguousarray(self.held, dtype="<i4").tobytes()).hexdigest()
 
     def held_out(self, fold: int) -> np.ndarray:
-        """Return the sorted indices of the samples held out in `fold`, 0 to `total` - 1."""
+        """Return the indices held out in `fold`, 0 to `total` - 1."""
         return np.flatnonzero(self.held[fold // self.count] == fold % self.count)
 
     def trained_on(self, fold: int) -> np.ndarray:
-        """Return the training samples of `fold`: all others; for time series only the earlier ones."""
+        """Return all other indices; for time series only the earlier."""
         out = self.held_out(fold)
         if self.kind == "time":
             return np.arange(out[0])
@@ -59,11 +59,7 @@ class Folds:
 
 # %% ../../nbs/10_data/09_folds.ipynb #def6f399
 def _stratified_or_not(targets: np.ndarray, by_group: str, count: int) -> tuple[str, str]:
-    """Return (kind, note) for targets that look like classes.
-
-    A few targets with fewer samples than folds are rare classes, and the others are stratified. If there are many,
-    they are numbers, such as ages.
-    """
+    """Return (kind, note): few rare targets are rare classes, many are numbers, such as ages."""
     values, counts = np.unique(targets, return_counts=True)
     rare = values[counts < count]
     kind = "stratified_group" if by_group else "stratified"
@@ -77,7 +73,6 @@ def _stratified_or_not(targets: np.ndarray, by_group: str, count: int) -> tuple[
 
 # %% ../../nbs/10_data/09_folds.ipynb #5e1f44a3
 def _are_labels(targets: np.ndarray) -> bool:
-    """Check whether `targets` are several labels a sample, each 0 or 1."""
     return targets.ndim == 2 and targets.dtype.kind in "biuf" and bool(np.isin(targets, (0, 1)).all())
 
 
@@ -96,13 +91,9 @@ def _are_classes(targets: np.ndarray | None) -> bool:
 
 
 def choose_kind(kind: str, targets: np.ndarray | None, groups: np.ndarray | None, count: int = 2) -> tuple[str, str]:
-    """Return the kind for `auto` (others unchanged) and a note; raise RequestError if targets or groups are missing.
+    """Return the kind for `auto` (others unchanged) and a note, by `targets`, `groups` and `count` of folds.
 
-    Args:
-        kind: folds.kind
-        targets: targets of the samples, or None
-        groups: groups of the samples, or None
-        count: number of folds (default: 2)
+    RequestError if `kind` needs what is missing.
     """
     if kind == "auto":
         by_group = "group" if groups is not None else ""
@@ -163,15 +154,10 @@ def _check_enough(folds: FoldsConfig, kind: str, samples: int, targets: Any, gro
 
 # %% ../../nbs/10_data/09_folds.ipynb #5e1f44a1
 def folds_of_labels(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Return the fold of each sample, [samples], with the share of each label nearly equal in all folds.
+    """Return the fold of each sample, [samples], with nearly equal shares of each label.
 
-    Iterative stratification, from the rarest label to the most frequent one: Sechidis, Tsoumakas, Vlahavas,
+    `labels`: bool [samples, labels]. Iterative stratification: Sechidis, Tsoumakas, Vlahavas,
     https://doi.org/10.1007/978-3-642-23808-6_10.
-
-    Args:
-        labels: whether a sample has a label, bool [samples, labels]
-        count: number of folds
-        seed: seed of the random order and of ties
     """
     random, held = np.random.default_rng(seed), np.full(len(labels), -1)
     room, wanted = np.full(count, len(labels) / count), np.tile(labels.sum(0) / count, (count, 1))
@@ -188,19 +174,18 @@ def folds_of_labels(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 # %% ../../nbs/10_data/09_folds.ipynb #bc8df9d8
 def _sortable(values: np.ndarray) -> np.ndarray:
-    """Return objects, such as words and None, as texts, which can be sorted."""
     return values.astype(str) if values.dtype.kind == "O" else values
 
 
 def make_folds(folds: FoldsConfig, seed: int, samples: int, targets: Any = None, groups: Any = None) -> Folds:
-    """Divide samples into folds; raise RequestError if that is impossible.
+    """Divide samples into folds.
 
     Args:
-        folds: the block `folds` of the configuration
-        seed: seed; repeats use the following ones
-        samples: number of samples
-        targets: class or value of each sample, [samples], or labels of 0 and 1, [samples, labels] (default: unknown)
-        groups: group of each sample, [samples] (default: none)
+        folds: the block `folds`
+        seed: repeats use the following ones
+        samples: their number
+        targets: class or value, [samples], or labels of 0 and 1, [samples, labels]
+        groups: group of each, [samples]
     """
     targets, groups = (None if x is None else _sortable(np.asarray(x)) for x in (targets, groups))
     for name, given in (("targets", targets), ("groups", groups)):
@@ -233,7 +218,7 @@ def write_folds(path: Path, folds: Folds) -> None:
 
 
 def read_folds(path: Path) -> Folds:
-    """Read a division from a file; raise RequestError if it is invalid or was changed."""
+    """Read a division; RequestError if invalid or changed."""
     try:
         arrays = read_arrays(path)
         facts = json.loads(bytes(arrays["facts"]).decode())
@@ -246,7 +231,7 @@ def read_folds(path: Path) -> Folds:
 
 
 def kept_folds(config: Config, make: Callable[[], Folds]) -> Folds:
-    """Return the division in `folds.file`, or the result of `make`, which is then written there."""
+    """Return the division in `folds.file`, or that of `make`, which is then written there."""
     path = None if config.folds.file is None else Path(config.folds.file)
     if path is not None and path.is_file():
         return read_folds(path)

@@ -55,9 +55,9 @@ from ..system.hardware import killed_for_memory, memory_kills, shared_memory_not
 
 # %% ../../nbs/10_data/06_loaders.ipynb #c538d50e
 class MicroBatch(NamedTuple):
-    """Batch of one forward pass: collated `data` on the device and its number of `samples`.
+    """Batch of one forward pass: collated `data` on the device.
 
-    `window_samples` counts the samples of its accumulation window; `last` marks the last micro batch of the window.
+    `window_samples`: of its accumulation window; `last`: of the window.
     """
 
     data: Any
@@ -67,7 +67,7 @@ class MicroBatch(NamedTuple):
 
 # %% ../../nbs/10_data/06_loaders.ipynb #23a2fc04
 def resident_columns(source: Columns, device: Any) -> Columns:
-    """Return the columns as tensors on `device`: those of a subset with its rows, if they lie there already."""
+    """Return the columns on `device`; those of a subset with rows, if they lie there."""
     import torch
 
     source = as_tensors(source)
@@ -83,10 +83,7 @@ def resident_columns(source: Columns, device: Any) -> Columns:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #3ebeba16
 class ResidentBatches:
-    """Batches of tensors that lie on the device.
-
-    `source` has inputs, targets, …; `plan` is the order and the cuts of each epoch.
-    """
+    """Batches of tensors on the device; `plan`: order and cuts."""
 
     reason = ""  # why this class was chosen
     dataset: Any = None  # source of the tensors
@@ -95,12 +92,12 @@ class ResidentBatches:
         self.source, self.device, self.plan = resident_columns(source, device), device, plan
 
     def read_anew(self, changed: bool) -> None:
-        """Take the tensors from the data set again if it has `changed`."""
+        """Take the tensors again if the data set has `changed`."""
         if changed and (source := columns_of(self.dataset)) is not None:
             self.source = resident_columns(source, self.device)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
-        """Yield the micro batches of `epoch`, beginning at optimizer step `first_step`."""
+        """Yield the micro batches of `epoch` from optimizer step `first_step`."""
         columns, rows = self.source
         order = self.plan.order(len(columns[0] if rows is None else rows), epoch)
         cuts = self.plan.cuts_from(first_step)
@@ -114,7 +111,7 @@ class ResidentBatches:
             yield from [MicroBatch(data, *cut[2:]) for data, cut in zip(batches, block, strict=True)]
 
     def _gathered(self, indices: Any, sizes: list[int]) -> Iterator[tuple]:
-        """Yield batches of these `sizes` from one gather, at half the cost of single views."""
+        """Yield batches from one gather, at half the cost of single views."""
         columns, rows = self.source
         indices = indices.to(columns[0].device) if rows is None else rows[indices]
         # `split` would return views that cannot be changed in place when gradients are needed
@@ -123,7 +120,6 @@ class ResidentBatches:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #d1c00012
 def _gather(source: Columns) -> Callable[[Any], tuple]:
-    """Return a function from indices to samples; for tensors in memory without the checks of `Columns.take`."""
     import torch
 
     columns = source.columns
@@ -154,10 +150,7 @@ def _page_locked(data: Sequence[Any]) -> tuple:
 
 
 def choose_pinning(pinned_s: Sequence[float], plain_s: Sequence[float]) -> tuple[bool, str]:
-    """Return whether batches go through page-locked memory, and the reason.
-
-    `pinned_s` and `plain_s` are the seconds that the training thread spent on each copy with and without it.
-    """
+    """Return whether to use page-locked memory, and the reason, by seconds per copy."""
     pinned, plain = 1000 * median(pinned_s), 1000 * median(plain_s)
     times = f"a batch takes {pinned:.3g} ms through page-locked memory, and {plain:.3g} ms without"
     return pinned <= plain, f"dataloader.pin_memory=auto: {'yes' if pinned <= plain else 'no'}, because {times}"
@@ -187,7 +180,7 @@ class Copies:
         return copied
 
     def _pinned(self, data: Any) -> Any:
-        """Return `data` in page-locked memory; on an error report it, return `data`, and stop pinning."""
+        """Return `data` in page-locked memory; after an error stop pinning."""
         try:
             return self.through(data)
         except RuntimeError as error:
@@ -201,9 +194,9 @@ class RowBatches:
 
     Args:
         source: the columns
-        device: torch device for each batch
-        plan: order and cuts of each epoch
-        pin: copy batches into page-locked memory first: True, False or "auto" (measured) (default: False)
+        device: for each batch
+        plan: order and cuts
+        pin: page-locked memory: True, False or "auto" (measured)
     """
 
     reason = ""  # why this class was chosen
@@ -215,13 +208,13 @@ class RowBatches:
         self._take = _gather(source)
 
     def read_anew(self, changed: bool) -> None:
-        """Take the columns from the data set again if it has `changed`."""
+        """Take the columns again if the data set has `changed`."""
         if changed:
             self.source = columns_of(self.dataset) or self.source
             self._take = _gather(self.source)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
-        """Yield the micro batches of `epoch`, beginning at optimizer step `first_step`."""
+        """Yield the micro batches of `epoch` from optimizer step `first_step`."""
         batches = self._gathered(epoch, first_step)
         return copied_ahead(batches, self.device, self.copies.to) if _is_cuda(self.device) else batches
 
@@ -239,9 +232,9 @@ def copied_ahead(
     """Yield batches on a GPU; each is copied while the previous one is in use.
 
     Args:
-        batches: on the host; page-locked memory makes the copy asynchronous
+        batches: on the host; page-locked memory makes copies asynchronous
         device: the GPU
-        copy: copies data to a device (default: `to_device`)
+        copy: copies data to a device
         cuda: module with the streams (default: torch.cuda)
     """
     import torch
@@ -259,7 +252,7 @@ def copied_ahead(
 
 
 def _ready(batch: MicroBatch, copied: Any, stream: Any) -> MicroBatch:
-    """Return `batch` for use on `stream`: wait for its copy, and keep its memory until the work on it is done."""
+    """Wait for the copy; keep its memory until the work of `stream` is done."""
     stream.wait_event(copied)
     for leaf in leaves_of(batch.data):
         for part in dense_parts(leaf):
@@ -273,7 +266,7 @@ _LONGEST = 103  # bytes in a socket's path: 107 on Linux, 103 on macOS
 
 
 def shorten_socket_paths() -> None:
-    """Place the sockets of this process and its workers below /tmp if their path below TMPDIR is too long."""
+    """Place sockets below /tmp if their path below TMPDIR is too long."""
     from multiprocessing import current_process, util
 
     if os.name == "nt" or len(os.fsencode(tempfile.gettempdir())) + _SOCKET <= _LONGEST:
@@ -292,7 +285,7 @@ def shorten_socket_paths() -> None:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #190d75a1
 class WorkersFailed(RuntimeError):
-    """Workers that could not start or could not send a batch; the samples themselves are fine."""
+    """Workers that could not start or send a batch; the samples are fine."""
 
 
 def _not_sent(error: Exception) -> WorkersFailed:
@@ -301,7 +294,7 @@ def _not_sent(error: Exception) -> WorkersFailed:
 
 
 class _BatchOrError:
-    """Data of a batch that unpickles as the data, or as WorkersFailed if it cannot be pickled."""
+    """Data that unpickles as itself, or as WorkersFailed if it cannot be pickled."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -314,7 +307,7 @@ class _BatchOrError:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #67b33dee
 def end_with_parent(parent: int, worker: int) -> None:
-    """End this loader worker when the process `parent`, which started it, ends (Linux only)."""
+    """End this worker when the process `parent` ends (Linux only)."""
     import signal
 
     if not sys.platform.startswith("linux"):
@@ -327,13 +320,13 @@ def end_with_parent(parent: int, worker: int) -> None:
 
 
 def begin_worker(parent: int, worker: int) -> None:
-    """Initialise a worker: end it with `parent`, and keep inherited objects out of garbage collection."""
+    """End a worker with `parent`; keep inherited objects out of garbage collection."""
     gc.freeze()  # inherited loaders of finished runs would complain that their workers are not children of this process
     end_with_parent(parent, worker)
 
 # %% ../../nbs/10_data/06_loaders.ipynb #c76842cd
 class _Requests:
-    """Batch sampler that yields the `keys` set for the current epoch; torch's loader keeps its sampler over epochs."""
+    """Batch sampler of the current epoch's `keys`; torch's loader keeps its sampler."""
 
     def __init__(self) -> None:
         self.keys: Iterator[Keys] = iter(())
@@ -343,7 +336,7 @@ class _Requests:
 
 
 def _collate(samples: SeededSamples, collate: Callable, read: list) -> tuple[Any, tuple, float]:
-    """Return the batch of the samples `read`, the generators that they used, and the seconds for it."""
+    """Return the batch, the generators used, and the seconds."""
     from torch.utils.data import get_worker_info
 
     began = samples.began
@@ -379,7 +372,6 @@ def _data_loader(
 # %% ../../nbs/10_data/06_loaders.ipynb #0f3af04d
 @contextlib.contextmanager
 def _as_workers_failed(workers: int, doing: str) -> Iterator[None]:
-    """Raise WorkersFailed for a system error of `multiprocessing`, such as a missing semaphore or file."""
     try:
         yield
     except ConnectionError:
@@ -397,7 +389,7 @@ def _as_workers_failed(workers: int, doing: str) -> Iterator[None]:
 # %% ../../nbs/10_data/06_loaders.ipynb #0f3af04c
 @contextlib.contextmanager
 def keeping_sigchld() -> Iterator[None]:
-    """Restore the handler of SIGCHLD after this block; torch's would raise at any moment when a worker dies."""
+    """Restore SIGCHLD's handler; torch's would raise at any moment when a worker dies."""
     import signal
 
     number = getattr(signal, "SIGCHLD", None)
@@ -410,10 +402,7 @@ def keeping_sigchld() -> Iterator[None]:
 
 
 def _loaded(loader: Any, begun: Any) -> Iterator[Any]:
-    """Yield the batches of a DataLoader; raise a worker's RequestError without the worker's traceback.
-
-    Its iterator is added to the set `begun`.
-    """
+    """Yield a DataLoader's batches; a RequestError loses the worker's traceback."""
     try:
         with keeping_sigchld(), _as_workers_failed(loader.num_workers, "begin"):
             batches = iter(loader)
@@ -432,7 +421,6 @@ _WORKER_FAULTS = {
 
 
 def _worker_fault(error: BaseException) -> str | None:
-    """Return the kind of worker fault in `error`; None for an error of the task."""
     if isinstance(error, (ConnectionError, EOFError)) and "in DataLoader worker process" not in str(error):
         return "worker"  # the worker died with the batch
     if isinstance(error, WorkersFailed) and not re.search(_WORKER_FAULTS["files"], str(error)):
@@ -441,7 +429,6 @@ def _worker_fault(error: BaseException) -> str | None:
 
 
 def _allow_more_files() -> None:
-    """Raise the limit of open files to the system's maximum, and share memory without open files."""
     import torch.multiprocessing
 
     with contextlib.suppress(ImportError, OSError, ValueError):
@@ -458,10 +445,9 @@ def _memory_note() -> str:
 
 
 def with_less(settings: DataloaderConfig, error: Exception, cause: str | None = None) -> tuple[DataloaderConfig, str]:
-    """Return settings to go on with after `error`, and a sentence about them.
+    """Return settings to go on with after `error`, and a sentence; `cause`: why a worker was lost.
 
-    `cause` explains the lost worker, if known. Raises `error` itself if it has no relation to workers, or no
-    alternative is left.
+    Raises `error` if it has no relation to workers, or no alternative is left.
     """
     import torch.multiprocessing
 
@@ -484,7 +470,6 @@ def with_less(settings: DataloaderConfig, error: Exception, cause: str | None = 
 
 # %% ../../nbs/10_data/06_loaders.ipynb #0f0fc483
 def _workers_for(dataset: Any, config: Config, placement: "Placement") -> DataloaderConfig:
-    """Return the loader's settings with at most as many workers as the data set and this machine can use."""
     most, settings = getattr(dataset, "most_workers", None), config.dataloader
     ranks = -(-placement.world_size // config.distributed.num_nodes)
     allowed = most_workers(settings, ranks, not _is_cuda(placement.device))
@@ -510,15 +495,12 @@ class _Loader:
         self.start_s: float | None = None  # seconds until new workers delivered a batch, without reading it
 
     def use_fewer(self, error: Exception) -> str:
-        """Reduce the workers after `error` and return a sentence about it; raise `error` if it has no relation to
-        them.
-        """
         settings, text = with_less(self.settings, error, killed_for_memory(self._kills))
         self.use(settings)
         return text
 
     def read(self, keys: Iterator[Keys]) -> Iterator[tuple[Any, Any, float]]:
-        """Yield for each of `keys`: the data, the generators used, and the seconds of reading."""
+        """Yield the data, the generators used, and the seconds of reading."""
         self._renew()
         self._requests.keys, asked = keys, time.perf_counter()
         for batch in _loaded(self._loader, self._begun):
@@ -530,7 +512,7 @@ class _Loader:
             yield batch
 
     def _renew(self) -> None:
-        """End persistent workers, which hold a copy of the data set, if it has changed."""
+        """End persistent workers, which hold a copy, if the data set has changed."""
         if self.settings.num_workers and self.settings.persistent_workers:
             dataset = self.source.dataset
             before, self._state = self._state, state_of(getattr(dataset, "stream", dataset))
@@ -538,7 +520,6 @@ class _Loader:
                 self.close()
 
     def close(self) -> None:
-        """End the workers now; Python would end them at the next garbage collection."""
         for batches in list(self._begun):
             if hasattr(batches, "_shutdown_workers"):
                 batches._shutdown_workers()
@@ -551,8 +532,6 @@ _WARM, _TIMED, _MOST_S = 2, 12, 3.0  # batches to warm up, batches to time, most
 
 @dataclass
 class _FirstTimes:
-    """Seconds for each of the first batches."""
-
     fetches: list[float] = field(default_factory=list)  # reading
     waits: list[float] = field(default_factory=list)  # waiting for it
     steps: list[float] = field(default_factory=list)  # until the next request
@@ -563,10 +542,7 @@ class _FirstTimes:
         return count >= _WARM + _TIMED or (count > _WARM and sum(self.steps) + sum(self.waits) > _MOST_S)
 
     def choose(self, settings: DataloaderConfig, start_s: float, batches: int, accumulated: int = 1) -> Reading:
-        """Return the choice for epochs of `batches` batches and workers that take `start_s` to begin.
-
-        `accumulated` is the number of batches in an optimizer step; the last one of them takes longer.
-        """
+        """Choose for epochs of `batches`; the last of `accumulated` batches takes longer."""
         began_s, steps = 0.0 if settings.persistent_workers else start_s, self.steps[_WARM:]
         size = min(accumulated, len(steps))
         means = [sum(steps[first : first + size]) / size for first in range(len(steps) - size + 1)]
@@ -575,7 +551,6 @@ class _FirstTimes:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #7c1f0a05
 def _clock(device: Any) -> Callable[[], float]:
-    """Return a clock in seconds that waits for the work of `device` first."""
     if not _is_cuda(device):
         return time.perf_counter
     import torch
@@ -588,7 +563,6 @@ def _clock(device: Any) -> Callable[[], float]:
 
 
 def _timed(batches: Iterator[tuple], times: _FirstTimes, clock: Callable[[], float]) -> Iterator[tuple]:
-    """Yield the `batches` of an epoch and add their durations to `times`."""
     handed = None
     while True:
         asked = clock()
@@ -604,15 +578,10 @@ def _timed(batches: Iterator[tuple], times: _FirstTimes, clock: Callable[[], flo
 
 # %% ../../nbs/10_data/06_loaders.ipynb #7c1f0a08
 class Workers:
-    """Number of worker processes of a loader, given or chosen by timing the first batches.
+    """Number of workers of a loader, given or chosen by timing the first batches.
 
-    Args:
-        asked: the block `dataloader`. With num_workers=auto one worker reads until the choice of up to most_workers
-            (0 or None: the training process reads)
-        make: makes a loader
-
-    `chosen` is the choice, or None. `measuring` says whether batches are timed (only while each is trained on).
-    `report` receives a sentence about each change.
+    With num_workers=auto (`asked`) one reads until the choice of up to most_workers (0 or None: the training process
+    reads); `make` makes a loader, `chosen` is the choice, `measuring`: batches are timed, `report` receives changes.
     """
 
     def __init__(self, asked: DataloaderConfig, make: Callable[[DataloaderConfig], _Loader]) -> None:
@@ -635,10 +604,7 @@ class Workers:
         return _timed(batches, times, clock) if times is not None and self.measuring else batches
 
     def choose(self, cuts: Callable[[], Iterator[Cut]]) -> bool:
-        """Choose the number of workers once enough is measured; return whether the loader was replaced.
-
-        `cuts` returns the cuts of an epoch.
-        """
+        """Choose once enough is measured; return whether the loader was replaced. `cuts`: returns an epoch's."""
         times, before = self._times, self.loader.settings
         if times is None or not self.measuring or not times.enough:
             return False
@@ -650,7 +616,7 @@ class Workers:
         return self.loader.settings is not before
 
     def use_fewer(self, error: Exception) -> None:
-        """Go on with fewer workers after `error`; raise it if it has no relation to them."""
+        """Go on with fewer workers after `error`."""
         text, self._times = self.loader.use_fewer(error), None
         if self.chosen is not None:
             self.chosen = replace(self.chosen, num_workers=self.loader.settings.num_workers, reason=text)
@@ -663,7 +629,7 @@ def _none_if_empty(cuts: Iterator[Cut]) -> Iterator[Cut] | None:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #d1e2f302
 def check_length(batches: "LoadedBatches") -> None:
-    """Raise RequestError if a data set has fewer samples than at the start; report once if it has more."""
+    """Raise RequestError if a data set has fewer samples than at the start; report more once."""
     now, samples = len(batches.dataset), batches.samples
     if now < samples:
         raise TaskError(
@@ -677,14 +643,14 @@ def check_length(batches: "LoadedBatches") -> None:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #b80e8330
 class LoadedBatches:
-    """Batches read by torch's DataLoader, with any number of workers, and fewer if some are lost.
+    """Batches read by torch's DataLoader, with fewer workers if some are lost.
 
     Args:
-        dataset: map-style data set
-        device: torch device for each batch
-        plan: order and cuts of each epoch
-        settings: the block `dataloader` of the configuration
-        collate: makes a batch of a list of samples (default: torch's)
+        dataset: map-style
+        device: for each batch
+        plan: order and cuts
+        settings: the block `dataloader`
+        collate: makes a batch of samples (default: torch's)
     """
 
     def __init__(self, dataset: Any, device: Any, plan: EpochPlan, settings: DataloaderConfig, collate: Any = None):
@@ -695,9 +661,9 @@ class LoadedBatches:
         self.workers = Workers(settings, partial(_Loader, source, device, collate))
 
     def read_anew(self, changed: bool) -> None:
-        """End persistent workers, because the task may have changed the data that they copied.
+        """End persistent workers: the task may have changed the data that they copied.
 
-        A stream that has not `changed` goes on: a new worker would have to read up to its position again.
+        An unchanged stream goes on: a new worker would read up to its position again.
         """
         if changed and hasattr(self.dataset, "begin_anew"):
             self.dataset.begin_anew()
@@ -706,7 +672,7 @@ class LoadedBatches:
             self.workers.loader.close()
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[MicroBatch]:
-        """Yield the micro batches of `epoch`, beginning at optimizer step `first_step`."""
+        """Yield the micro batches of `epoch` from optimizer step `first_step`."""
         if not _is_cuda(self.device) or self.workers.loader.settings.num_workers in (0, "auto"):
             return self._read(epoch, first_step, self.device)
         return copied_ahead(self._read(epoch, first_step, None), self.device)
@@ -734,13 +700,7 @@ class LoadedBatches:
 # %% ../../nbs/10_data/06_loaders.ipynb #23a2fc06
 @dataclass(frozen=True)
 class Placement:
-    """Rank that reads batches, and the device that receives them.
-
-    Args:
-        device: torch device or its name (default: the CPU)
-        rank: number of this process, from 0 (default: 0)
-        world_size: number of processes (default: 1)
-    """
+    """Rank that reads batches, and the device that receives them."""
 
     device: Any = "cpu"
     rank: int = 0
@@ -805,12 +765,12 @@ def train_batches(
     """Return the batches for training: `epoch(epoch, first_step)` yields `MicroBatch`es, `reason` explains the class.
 
     Args:
-        dataset: map-style data set
-        plan: division of its samples into optimizer steps and micro batches
-        config: seed, order, workers, and size limit for data on the device
-        placement: rank and device (default: one process, on the CPU)
-        collate: makes a batch of a list of samples (default: torch's)
-        sampled: returns the indices of an epoch, as many as `plan` has samples (default: each sample once)
+        dataset: map-style
+        plan: division into optimizer steps and micro batches
+        config: seed, order, workers, size limit for data on the device
+        placement: rank and device
+        collate: makes a batch of samples (default: torch's)
+        sampled: returns an epoch's indices, as many as `plan` has samples (default: each once)
     """
     cuts = partial(train_cuts, plan, placement.rank)
     epochs = EpochPlan(cuts, config.seed, config.data.shuffle, sampled, tells=True)
@@ -825,14 +785,14 @@ def eval_batches(
     collate: Callable | None = None,
     max_batches: int | None = None,
 ) -> Batches:
-    """Return the batches for evaluation and prediction, in the data set's order; `epoch(0)` yields them.
+    """Return the batches for evaluation and prediction, in order; `epoch(0)` yields them.
 
     Args:
-        dataset: map-style data set
-        config: batch size, workers, and size limit for data on the device
-        placement: rank and device; each process reads every `world_size`-th batch (default: one process, on the CPU)
-        collate: makes a batch of a list of samples (default: torch's)
-        max_batches: number of batches over all processes (default: all)
+        dataset: map-style
+        config: batch size, workers, size limit for data on the device
+        placement: rank and device; each rank reads every `world_size`-th batch
+        collate: makes a batch of samples (default: torch's)
+        max_batches: over all ranks (default: all)
     """
     size = config.data.eval_batch_size or config.data.micro_batch_size
     plan = BatchPlan(len(dataset), size, max_batches=max_batches)
@@ -854,7 +814,7 @@ def noticing_changes(*readers: Batches | None) -> Iterator[None]:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #23a2fc07
 def dataset_length(dataset: Any, what: str) -> int:
-    """Return the number of samples of the `what` data set; raise RequestError if it is not map-style."""
+    """Return the length of the `what` data set; RequestError if it is not map-style."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TaskError(
             f"The {what} data set is a {type(dataset).__name__} without length or index. "
@@ -870,9 +830,7 @@ def dataset_length(dataset: Any, what: str) -> int:
 
 
 def limit_samples(dataset: Any, config: Config) -> Any:
-    """Return the part of a training data set that `limits.train_frac` selects; raise RequestError if it has no
-    length.
-    """
+    """Return the part of a training data set that `limits.train_frac` selects."""
     from torch.utils.data import Subset
 
     samples = dataset_length(dataset, "training")
@@ -884,7 +842,6 @@ def limit_samples(dataset: Any, config: Config) -> Any:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #f1b10c01
 def _non_finite(block: Any) -> int:
-    """Return the number of NaN and infinite values in `block`, [n]."""
     import torch
 
     small = block.dtype.itemsize < 4  # a sum in its own type would overflow
@@ -894,14 +851,13 @@ def _non_finite(block: Any) -> int:
 
 
 def _with_gaps(values: Any) -> Any:
-    """Return `values` and the memory between them as [n], without a copy; `values` if that is over half of it."""
+    """Return `values` with the memory between them, [n], uncopied, unless gaps prevail."""
     length = 1 + sum((count - 1) * step for count, step in zip(values.shape, values.stride(), strict=True))
     dense = values.is_contiguous() or values.numel() == 0 or length > 2 * values.numel()
     return values if dense else values.as_strided((length,), (1,))
 
 # %% ../../nbs/10_data/06_loaders.ipynb #f1b10c03
 def _non_finite_rows(data: Any) -> Iterator[int]:
-    """Yield the rows of a tensor [rows, …] that hold NaN or infinity."""
     import torch
 
     together = max(1, BLOCK * len(data) // data.numel())
@@ -913,10 +869,7 @@ def _non_finite_rows(data: Any) -> Iterator[int]:
 
 # %% ../../nbs/10_data/06_loaders.ipynb #23a2fc08
 def find_non_finite(data: Any, name: str = "batch") -> str | None:
-    """Return a sentence that locates NaN and infinity in floating-point data, or None if all are finite.
-
-    `data` is a batch of any form, `name` its name in the sentence.
-    """
+    """Return a sentence that locates NaN and infinity in a batch called `name`, or None."""
     import torch
 
     if (parts := parts_of(data)) is not None:
@@ -936,10 +889,7 @@ def find_non_finite(data: Any, name: str = "batch") -> str | None:
 
 
 def check_finite_dataset(dataset: Any, what: str) -> None:
-    """Raise RequestError if a data set of tensors holds NaN or infinity.
-
-    Other data sets are checked batch by batch in training.
-    """
+    """Raise RequestError if a data set of tensors holds NaN or infinity; others are checked in training."""
     from torch.utils.data import Subset, TensorDataset
 
     source = dataset.dataset if isinstance(dataset, Subset) else dataset

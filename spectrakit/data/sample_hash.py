@@ -22,7 +22,7 @@ BLOCK = 2**18  # values
 
 
 def blocks_of(values: Any) -> Iterator[Any]:
-    """Yield the `values` of a tensor in order, in parts [n] of at most one block, without larger copies."""
+    """Yield a tensor's values in order, in parts [n] of at most a block, without larger copies."""
     if values.is_contiguous() or values.numel() <= BLOCK:
         yield from values.reshape(-1).split(BLOCK)
     elif len(values) == 1:
@@ -79,7 +79,7 @@ def _add(digest: Any, value: Any) -> None:
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #51b6d0d7
 def content_hash(value: Any) -> str | None:
-    """Return a hash of `value` and its parts, equal on all machines; None if a part cannot be hashed."""
+    """Return a hash of `value`, equal on all machines; None if a part has none."""
     digest = hashlib.sha256()
     try:
         _add(digest, value)
@@ -101,7 +101,6 @@ def _names(code: CodeType) -> Iterator[str]:
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #4e1d0004
 def _code_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects used by a function, class or module of the user."""
     if isinstance(value, (staticmethod, classmethod)):
         yield "", value.__func__
     elif isinstance(value, property):
@@ -135,7 +134,6 @@ def _object_parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a value, each with its path."""
     kind = type(value)
     if kind in _PLAIN or str(kind.__module__).partition(".")[0] in _DATA or hasattr(kind, "untyped_storage"):
         return iter(())
@@ -154,7 +152,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #4e1d0006
 def held_by(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all objects inside `root`, nearest first, with their paths; at most `MOST_PARTS`."""
+    """Yield all objects inside `root`, nearest first, with paths; at most `MOST_PARTS`."""
     waiting, seen = deque([("", root)]), {id(root): root}  # kept alive, so that no id is reused
     for _ in range(MOST_PARTS):
         if not waiting:
@@ -177,7 +175,6 @@ def is_inside(path: str, outer: str) -> bool:
 
 # %% ../../nbs/10_data/02_sample_hash.ipynb #4e1d0008
 def _some_values(array: Any) -> int:
-    """Return a hash of about a thousand values of a contiguous array or tensor."""
     flat = array.reshape(-1)
     some = flat[:: max(1, len(flat) // 1024)]
     if hasattr(some, "detach"):
@@ -188,7 +185,6 @@ def _some_values(array: Any) -> int:
 
 
 def _state(value: Any) -> Any:
-    """Return a value that changes with `value`, apart from its parts."""
     if hasattr(type(value), "untyped_storage"):
         with contextlib.suppress(RuntimeError, AttributeError):  # tensors of inference mode have no version
             plain = value.device.type == "cpu" and value.is_contiguous() and value.untyped_storage().filename is None
@@ -204,5 +200,5 @@ def _state(value: Any) -> Any:
 
 
 def state_of(root: Any) -> list[tuple[str, Any]]:
-    """Return a value that stays equal in this process while `root` and its parts are unchanged."""
+    """Return a value that stays equal in this process while `root` is unchanged."""
     return [(path, _state(value)) for path, value in held_by(root)]

@@ -27,7 +27,7 @@ def _mixed(state: int, number: int) -> int:
 
 
 def mix_seed(*numbers: int) -> int:
-    """Return a 63-bit seed mixed from integers by SplitMix64, equal on all machines."""
+    """Return a 63-bit seed by SplitMix64, equal on all machines."""
     return reduce(_mixed, numbers, 0) >> 1
 
 
@@ -38,7 +38,7 @@ def mix_seeds(numbers: Sequence[int], lasts: Iterable[int]) -> list[int]:
 
 # %% ../../nbs/10_data/01_sample_order.ipynb #d1a00007
 def _feistel(numbers: Any, bits: int, keys: list[int]) -> Any:
-    """Return a permutation of integers of up to `bits` bits, a Tensor [n] of int64."""
+    """Return a permutation of integers of up to `bits` bits, Tensor [n] of int64."""
     low_bits = bits // 2
     low, high = numbers & ((1 << low_bits) - 1), numbers >> low_bits
     for number, key in enumerate(keys):
@@ -56,10 +56,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class ComputedOrder:
-    """Order of `samples` indices, up to 2⁶², computed on demand.
-
-    `key` selects a permutation of 0 to `samples` - 1; with None they ascend from `first` (default: 0).
-    """
+    """Order of `samples` indices, up to 2⁶², computed on demand: a permutation by `key`; None: ascending from `first`."""
 
     samples: int
     key: int | None
@@ -69,7 +66,7 @@ class ComputedOrder:
         return self.samples
 
     def __getitem__(self, positions: Any) -> Any:
-        """Return the indices at `positions`, a slice with step 1 or a Tensor [n]: Tensor [n]."""
+        """Return indices, Tensor [n], at a slice with step 1 or a Tensor [n]."""
         import torch
 
         if isinstance(positions, slice):
@@ -89,13 +86,9 @@ LONGEST_LIST = 10**7  # most samples in a list
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> Any:
-    """Return the order of an epoch: Tensor [samples] of indices, or a `ComputedOrder` above 10⁷ samples.
+    """Return an epoch's order: Tensor [samples] of indices, or a `ComputedOrder` above 10⁷.
 
-    Args:
-        samples: number of samples
-        seed: seed of the run
-        epoch: number of the epoch, from 0
-        shuffle: random order (default: True)
+    `samples`; `seed` of the run; `epoch` from 0; `shuffle`: random order.
     """
     import torch
 
@@ -110,8 +103,8 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> An
 class Cut(NamedTuple):
     """Micro batch: positions `start` to `stop` of an epoch's order.
 
-    `samples` counts its samples (0 if borrowed to keep ranks in step), `window_samples` those of its optimizer step
-    on all ranks; `last` marks the last one of a step.
+    `samples`: 0 if borrowed to keep ranks in step; `window_samples`: of the optimizer step on all ranks; `last`: of a
+    step.
     """
 
     start: int
@@ -122,7 +115,7 @@ class Cut(NamedTuple):
 
 
 def train_cuts(plan: BatchPlan, rank: int = 0, first_step: int = 0) -> Iterator[Cut]:
-    """Yield the micro batches of `rank` from optimizer step `first_step`; each rank has the same number."""
+    """Yield the micro batches of `rank` from optimizer step `first_step`; each rank has as many."""
     ranks, together = plan.world_size, plan.micro_batch_size * plan.world_size
     each, used = plan.effective_batch_size, plan.samples_per_epoch  # computed properties
     for start in range(first_step * each, used, each):
@@ -135,7 +128,7 @@ def train_cuts(plan: BatchPlan, rank: int = 0, first_step: int = 0) -> Iterator[
 
 # %% ../../nbs/10_data/01_sample_order.ipynb #fccc1807
 def eval_cuts(plan: BatchPlan, rank: int = 0, world_size: int = 1) -> Iterator[Cut]:
-    """Yield each `world_size`-th batch from `rank` on; each rank has the same number, the last ones borrowed."""
+    """Yield each `world_size`-th batch from `rank` on; each rank has as many, the last borrowed."""
     used, size = plan.samples_per_epoch, plan.micro_batch_size
     for start in range(0, used, size * world_size):
         mine = start + rank * size
@@ -144,7 +137,7 @@ def eval_cuts(plan: BatchPlan, rank: int = 0, world_size: int = 1) -> Iterator[C
 
 # %% ../../nbs/10_data/01_sample_order.ipynb #3192aa01
 def times_seen(order: Any) -> Any:
-    """Return how often each index of `order`, a Tensor [n], occurred before: Tensor [n]."""
+    """Return how often each index of `order`, Tensor [n], occurred before: Tensor [n]."""
     import torch
 
     values, places = order.sort(stable=True)
@@ -157,7 +150,7 @@ BLOCK = 64  # cuts
 
 
 def cut_blocks(cuts: Iterator[Cut], order: Any = None) -> Iterator[list[Cut]]:
-    """Yield lists of 64 cuts; longer lists for a computed `order`, which is faster in large pieces."""
+    """Yield lists of 64 cuts; longer ones for a computed `order`."""
     for first in cuts:
         size = first.stop - first.start
         most = max(BLOCK, 2**14 // size) if isinstance(order, ComputedOrder) else BLOCK
@@ -176,13 +169,7 @@ def indices_of(order: Any, cuts: list[Cut]) -> Any:
 
 # %% ../../nbs/10_data/01_sample_order.ipynb #d1a00014
 class Keys(NamedTuple):
-    """Samples of a batch.
-
-    Args:
-        epoch: number of the epoch, from 0
-        indices: samples
-        times: how often each was read before in this epoch; None: no repetitions
-    """
+    """Samples of a batch; `times`: how often each was read before in this epoch, None: no repetitions."""
 
     epoch: int
     indices: list[int]
@@ -190,14 +177,7 @@ class Keys(NamedTuple):
 
 # %% ../../nbs/10_data/01_sample_order.ipynb #5c99cbb5
 def keys_of(order: Any, epoch: int, cuts: Iterator[Cut], repeats: bool = False) -> Iterator[Keys]:
-    """Yield the samples of each micro batch.
-
-    Args:
-        order: order of the epoch
-        epoch: number of the epoch, from 0
-        cuts: micro batches
-        repeats: samples may be repeated (default: False)
-    """
+    """Yield the samples of each micro batch: of the `cuts` of `order` in `epoch`; `repeats`: possibly repeated."""
     times = times_seen(order) if repeats and hasattr(order, "sort") else None
     for block in cut_blocks(cuts, order):
         rows = indices_of(order, block).tolist()
@@ -213,11 +193,11 @@ class EpochPlan:
     """Plan of all epochs: samples, order and micro batches.
 
     Args:
-        cuts: `train_cuts` or `eval_cuts` with a plan and a rank
-        seed: seed of the run (default: 0)
-        shuffle: new random order in each epoch (default: False)
-        sampled: returns the indices of an epoch (default: each sample once)
-        tells: call `set_epoch` of the data set (default: False)
+        cuts: `train_cuts` or `eval_cuts` with plan and rank
+        seed: of the run
+        shuffle: new random order in each epoch
+        sampled: returns an epoch's indices (default: each sample once)
+        tells: call the data set's `set_epoch`
     """
 
     cuts: Callable[..., Iterator[Cut]]
@@ -227,23 +207,16 @@ class EpochPlan:
     tells: bool = False
 
     def order(self, samples: int, epoch: int) -> Any:
-        """Return the order of `epoch` for `samples` samples: Tensor [n] of indices, or a `ComputedOrder`."""
+        """Return the order of `epoch`: Tensor [n] of indices, or a `ComputedOrder`."""
         if self.sampled is not None:
             return self.sampled(epoch)
         return epoch_order(samples, self.seed, epoch, self.shuffle)
 
     def cuts_from(self, first_step: int) -> Iterator[Cut]:
-        """Yield the cuts of an epoch from optimizer step `first_step`; evaluation starts at 0."""
+        """Yield an epoch's cuts from optimizer step `first_step`."""
         return self.cuts(first_step=first_step) if first_step else self.cuts()
 
     def keys(self, samples: int, epoch: int, first_step: int = 0, first_batch: int = 0) -> Iterator[Keys]:
-        """Yield the samples of each micro batch of an epoch.
-
-        Args:
-            samples: number of samples
-            epoch: number of the epoch, from 0
-            first_step: first optimizer step (default: 0)
-            first_batch: micro batches of that step to skip (default: 0)
-        """
+        """Yield the samples of each micro batch of `epoch`, from `first_step` and its `first_batch`, of `samples`."""
         cuts = islice(self.cuts_from(first_step), first_batch, None)
         return keys_of(self.order(samples, epoch), epoch, cuts, self.sampled is not None)

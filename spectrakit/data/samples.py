@@ -34,7 +34,7 @@ class GlobalGenerator:
         state: returns its state
         moved: returns whether it has left a state
         restore: restores a state
-        always: treated as used, because its use cannot be detected (default: False)
+        always: its use cannot be detected
     """
 
     seed: Callable[[int], Any]
@@ -69,7 +69,6 @@ _WORDS = 624 * 4 + 4  # bytes of MT19937: words and place
 
 
 def _python_words() -> Callable[[], bytes] | None:
-    """Return a function that reads Python's generator from memory; None if it cannot be found there."""
     import random
 
     generator = getattr(random.seed, "__self__", None)
@@ -144,8 +143,6 @@ def global_generators() -> dict[str, GlobalGenerator]:
 
 # %% ../../nbs/10_data/03_samples.ipynb #9e1d0002
 def _by_pickle(state: Callable[[], Any], restore: Callable[[Any], Any], seed: Callable[[int], Any]) -> GlobalGenerator:
-    """Return a generator with states that are pickled to be compared."""
-
     def now() -> bytes:
         return pickle.dumps(state())
 
@@ -169,7 +166,6 @@ def _own_torch(generator: Any) -> GlobalGenerator:
 
 # %% ../../nbs/10_data/03_samples.ipynb #9e1d0003
 def _seeder(transform: Any) -> Callable[[int], Any] | None:
-    """Return the function that seeds `transform`, or None if it has none."""
     import numpy
 
     by_states = getattr(type(transform), "set_random_state", None)
@@ -183,7 +179,6 @@ def _seeder(transform: Any) -> Callable[[int], Any] | None:
 
 
 def _generator_of(value: Any) -> GlobalGenerator | None:
-    """Return `value` as GlobalGenerator, or None if it is neither a generator nor a transform with a seed."""
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return _by_pickle(value.getstate, value.setstate, value.seed)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -226,11 +221,7 @@ def held_generators(root: Any) -> dict[str, GlobalGenerator]:
 
 # %% ../../nbs/10_data/03_samples.ipynb #9e1d0006
 class Generators:
-    """Generators of the process and of an object.
-
-    They are searched at the first use in a process, and again after the first samples, because a data set may create
-    its generator there.
-    """
+    """Generators of the process and of an object, searched at the first use and after the first samples."""
 
     def __init__(self, root: Any):
         self.root = root
@@ -275,7 +266,7 @@ def seeded(generators: Mapping[str, GlobalGenerator], seed: int) -> Iterator[Non
 
 
 def epoch_listeners(dataset: Any) -> list[Any]:
-    """Return the outermost objects with a method `set_epoch` in a data set and all that it wraps."""
+    """Return the outermost objects with `set_epoch` in a data set."""
     told = dict[str, Any]()
     for path, value in held_by(dataset):
         inside = "<" in path or any(is_inside(path, outer) for outer in told)
@@ -285,7 +276,7 @@ def epoch_listeners(dataset: Any) -> list[Any]:
 
 # %% ../../nbs/10_data/03_samples.ipynb #d1b00013
 def sample_seeds(seed: int, keys: Keys) -> list[int]:
-    """Return an integer for each sample of `keys`, a function of `seed`, epoch, index and repetition."""
+    """Return an integer per sample, by `seed`, epoch, index and repetition."""
     if not keys.times:
         return mix_seeds((seed, keys.epoch), keys.indices)
     return [
@@ -295,8 +286,6 @@ def sample_seeds(seed: int, keys: Keys) -> list[int]:
 
 # %% ../../nbs/10_data/03_samples.ipynb #d1b00016
 class _Reader:
-    """Reader of a data set, in batches or one by one with seeded generators."""
-
     def __init__(self, dataset: Any, seed: int):
         self.dataset, self.seed = dataset, seed
         many = getattr(dataset, "__getitems__", None)
@@ -314,7 +303,6 @@ class _Reader:
         return [dataset[index] for index in keys.indices]
 
     def one_by_one(self, keys: Keys, names: Collection[str]) -> list:
-        """Return the samples of `keys`, with the named generators seeded for each."""
         seeders = [self.generators.known[name].seed for name in names]
         samples = []
         for index, seed in zip(keys.indices, sample_seeds(self.seed, keys), strict=True):
@@ -327,7 +315,7 @@ class _Reader:
 
 # %% ../../nbs/10_data/03_samples.ipynb #8f3cb51d
 def with_sample(error: Exception, dataset: Any, indices: Sequence[int]) -> Exception:
-    """Return `error` with a note on the first of `indices` that raises the same error alone."""
+    """Return `error` with a note on the first of `indices` that raises it alone."""
     from torch.utils.data import Subset
 
     for index in indices:
@@ -343,7 +331,7 @@ def with_sample(error: Exception, dataset: Any, indices: Sequence[int]) -> Excep
 
 # %% ../../nbs/10_data/03_samples.ipynb #d1b00021
 def _read(reader: _Reader, keys: Keys, drawn: frozenset[str]) -> tuple[list, frozenset[str]]:
-    """Return the samples of `keys` with the generators `drawn` seeded, and the names of all used generators."""
+    """Return samples with the generators `drawn` seeded, and the names of all used generators."""
     while True:
         held = reader.generators
         generators = held.known or held.find()
@@ -367,7 +355,7 @@ def _read(reader: _Reader, keys: Keys, drawn: frozenset[str]) -> tuple[list, fro
 
 # %% ../../nbs/10_data/03_samples.ipynb #d1b00022
 def _find_drawn(reader: _Reader, keys: Keys) -> frozenset[str]:
-    """Return the names of the generators on which the first sample of `keys` depends."""
+    """Return the generators on which the first sample depends."""
     every = frozenset(reader.generators.find())
     first = Keys(keys.epoch, keys.indices[:1], keys.times and keys.times[:1])
     wanted, _ = _read(reader, first, every)
@@ -380,18 +368,17 @@ def _find_drawn(reader: _Reader, keys: Keys) -> frozenset[str]:
 
 # %% ../../nbs/10_data/03_samples.ipynb #23a2fc02
 class SeededSamples:
-    """Map-style data set indexed by `Keys`: indices, epoch and repetitions.
+    """Map-style data set indexed by `Keys`; each sample is a function of them and the seed.
 
-    Each sample is a function of the seed and these numbers. Reading leaves the generators unchanged.
+    Reading leaves the generators unchanged.
 
     Args:
         dataset: may have `__getitems__(indices)` or `__getitems__(indices, seeds)`, and `draws_random`
-        seed: seed of the run
-        draws: replaces `draws_random` (default: the data set's attribute, or detection)
-        tells: call the data set's `set_epoch` (default: False)
+        seed: of the run
+        draws: replaces `draws_random` (default: the attribute, or detection)
+        tells: call the data set's `set_epoch`
 
-    `drawn` are the names of used generators (None: before the first sample), `collated` those used by the task's
-    `collate`.
+    `drawn`: names of used generators (None: unknown yet), `collated`: of those used by `collate`.
     """
 
     def __init__(self, dataset: Any, seed: int, draws: bool | None = None, tells: bool = False):
@@ -421,7 +408,7 @@ class SeededSamples:
         return samples
 
     def tell(self, epoch: int) -> None:
-        """Call `set_epoch` of the data set; its random numbers there depend only on the epoch."""
+        """Call the data set's `set_epoch`; its random numbers there depend on the epoch alone."""
         self._told = epoch
         if told := epoch_listeners(self.dataset):
             with seeded(self._reader.generators.find(), mix_seed(self.seed, epoch)):
@@ -441,10 +428,7 @@ class SeededSamples:
 
 # %% ../../nbs/10_data/03_samples.ipynb #9e1d0012
 class SeededCollate:
-    """`collate` of a task, with random numbers that depend only on seed and batch.
-
-    `samples` reads the samples, `collate` makes a batch of a list of them.
-    """
+    """A task's `collate`, with random numbers that depend on seed and batch alone."""
 
     def __init__(self, samples: SeededSamples, collate: Callable[[list], Any]):
         self.samples, self.collate, self._generators = samples, collate, Generators(collate)

@@ -55,7 +55,7 @@ class Scaler(nn.Module):
 
 # %% ../../nbs/10_data/10_standardize.ipynb #67cf60ba
 def part_for(scaler: Scaler, batch: Any) -> Tensor:
-    """Return the part of `batch` for `scaler`. RequestError: it is missing, no tensor, or has another shape."""
+    """Return the part of `batch` for `scaler`."""
     named = named_parts(batch)
     parts = batch if isinstance(batch, (list, tuple)) else [v for k, v in named.items() if k not in TARGET_NAMES]
     if scaler.of == "targets":
@@ -84,7 +84,7 @@ def part_for(scaler: Scaler, batch: Any) -> Tensor:
 def sums(scaler: Scaler, values: Tensor, origin: Tensor) -> Tensor:
     """Return count, sum and sum of squares of finite `values` - `origin`: [3, *shape], in double precision.
 
-    `values` is [batch, …, *shape]; `origin` [*shape] is any value near the mean.
+    `values`: [batch, …, *shape]; `origin`: [*shape], any value near the mean.
     """
     flat = values.detach().to("cpu", torch.float64).reshape(-1, *scaler.shape) - origin
     finite = torch.isfinite(flat)
@@ -93,7 +93,7 @@ def sums(scaler: Scaler, values: Tensor, origin: Tensor) -> Tensor:
 
 
 def set_moments(scaler: Scaler, total: Tensor, origin: Tensor) -> None:
-    """Set mean and deviation of `scaler` from `total`, the `sums` of all samples."""
+    """Set mean and deviation from `total`, the `sums` of all samples."""
     count = total[0].clamp(min=1)
     shift = total[1] / count
     deviation = (total[2] / count - shift * shift).clamp(min=0).sqrt()
@@ -112,7 +112,7 @@ def scalers_in(model: nn.Module) -> list[Scaler]:
 
 
 def batches_to_fit(batches: Iterable[Any], most: int = ENOUGH) -> Iterator[tuple[Any, int]]:
-    """Yield (data, samples) of batches until at least `most` samples are reached."""
+    """Yield (data, samples) until at least `most` samples are reached."""
     seen = 0
     for batch in batches:
         yield batch.data, batch.samples

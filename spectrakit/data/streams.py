@@ -24,7 +24,7 @@ from ..system.errors import RequestError, TaskError
 
 # %% ../../nbs/10_data/08_streams.ipynb #de234661
 def is_stream(given: Any) -> bool:
-    """Check whether a data set is an `IterableDataset`, or has `__iter__` and no index."""
+    """Check for an `IterableDataset`, or `__iter__` without index."""
     from torch.utils.data import IterableDataset
 
     return isinstance(given, IterableDataset) or (
@@ -41,8 +41,6 @@ _MARKS = 4  # number of positions that are kept
 
 
 class _Mark(NamedTuple):
-    """Position of a pass: its number, count of samples, and state."""
-
     number: int
     position: int
     state: Any
@@ -74,8 +72,6 @@ def _restoring_generators() -> Iterator[None]:
 
 # %% ../../nbs/10_data/08_streams.ipynb #a5b730b8
 class _Generators:
-    """Generators of Python, NumPy and torch separate from the process's."""
-
     def __init__(self, seed: int):
         import numpy
         import torch
@@ -95,7 +91,7 @@ class _Generators:
 
 # %% ../../nbs/10_data/08_streams.ipynb #701db281
 def shuffled(samples: Iterator, size: int, seed: int) -> Iterator:
-    """Yield `samples` in random order from a buffer of the next `size` ones (below 2: unchanged), seeded by `seed`."""
+    """Yield `samples` in random order from a buffer of the next `size` (below 2: unchanged)."""
     if size < 2:
         yield from samples
         return
@@ -114,8 +110,6 @@ def _seed_held(stream: Any, seed: int) -> None:
 
 
 class _Pass:
-    """Reading of a stream, from its beginning or a mark."""
-
     def __init__(self, stream: Any, number: int, seed: int, buffer: int, mark: _Mark | None = None):
         self.number = number
         self.position = mark.position if mark else 0  # samples read or skipped
@@ -133,7 +127,6 @@ class _Pass:
             self._samples = shuffled(iter(stream), buffer, seeds[1])
 
     def read(self, count: int, skip: int = 0) -> list:
-        """Skip `skip` samples and return the next `count`; fewer at the end."""
         with self._generators.in_use() if self.reading is None else contextlib.nullcontext():
             skipped = sum(1 for _ in islice(self._samples, skip))
             samples = list(islice(self._samples, count)) if skipped == skip else []
@@ -145,14 +138,11 @@ class _Pass:
 
 # %% ../../nbs/10_data/08_streams.ipynb #2d86c4d8
 class _PassStarts:
-    """First position of each pass, known from `length` or found at the end of a pass."""
-
     def __init__(self, length: int | None):
         self.length = length
         self.known = [0]
 
     def number_of(self, position: int) -> int:
-        """Return the pass of `position`, or the last one known to begin before it."""
         if self.length is not None:
             return position // self.length
         return max(number for number, start in enumerate(self.known) if start <= position)
@@ -166,8 +156,6 @@ class _PassStarts:
 
 # %% ../../nbs/10_data/08_streams.ipynb #603d893d
 class _Marks:
-    """Last positions of a stream."""
-
     def __init__(self, starts: _PassStarts):
         self._starts = starts
         self._began: list[_Mark] = []  # start of the open pass
@@ -180,12 +168,10 @@ class _Marks:
         self._lately = [*self._lately[1 - _MARKS :], mark] if mark else []
 
     def before(self, number: int, offset: int) -> _Mark | None:
-        """Return the last mark of pass `number` up to `offset`."""
         here = [m for m in (*self._began, *self._lately) if m.number == number and m.position <= offset]
         return max(here, key=lambda mark: mark.position, default=None)
 
     def state_at(self, position: int) -> dict[str, Any] | None:
-        """Return the last mark up to `position` as plain values, or None."""
         places = {self._starts.start_of(mark.number) + mark.position: mark for mark in (*self._lately, *self._began)}
         near = max((place for place in places if place <= position), default=None)
         return None if near is None else {"starts": list(self._starts.known), **places[near]._asdict()}
@@ -214,8 +200,6 @@ def _check_end(stream: Any, samples: int) -> None:
 
 # %% ../../nbs/10_data/08_streams.ipynb #strm0001
 class _Reader:
-    """Reader of a stream by position, with one open pass."""
-
     def __init__(self, stream: Any, seed: int, buffer: int):
         self._stream, self._seed, self._buffer = stream, seed, buffer
         self._starts = _PassStarts(_promised_length(stream) or None)
@@ -239,7 +223,6 @@ class _Reader:
         return current
 
     def read(self, first: int, count: int) -> list:
-        """Return 1 to `count` samples of one pass from position `first`."""
         while True:
             number = self._starts.number_of(first)
             start, length = self._starts.start_of(number), self._starts.length
@@ -259,8 +242,8 @@ class StreamSamples:
     Args:
         stream: each `iter(stream)` must begin anew
         samples: length of an epoch
-        seed: seed of random numbers and buffer (default: 0)
-        buffer: samples in the shuffle buffer (default: 0, not shuffled)
+        seed: of random numbers and buffer
+        buffer: samples in the shuffle buffer (0: not shuffled)
     """
 
     draws_random = False  # uses its own generators
@@ -283,10 +266,10 @@ class StreamSamples:
         return self.samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Ignore the epoch; the stream gets the number of each pass."""
+        """Ignore it: the stream gets the number of each pass."""
 
     def begin_anew(self) -> None:
-        """Restart the pass at the next read, because the stream has changed."""
+        """Restart the pass at the next read."""
         self._reader.open_pass = None
 
     def __getitem__(self, position: int) -> Any:
@@ -311,12 +294,10 @@ class StreamOrder:
         return self.samples
 
     def __call__(self, epoch: int) -> ComputedOrder:
-        """Return the positions of `epoch`."""
         return ComputedOrder(self.samples, None, epoch * self.samples)
 
 # %% ../../nbs/10_data/08_streams.ipynb #890a3634
 def _check_repeatable(stream: Any, seed: int, where: str) -> None:
-    """Raise RequestError if the stream cannot be read twice, or yields other samples then."""
     name = type(stream).__name__
     if has_position(stream):
         return  # repeatable by its interface
@@ -341,10 +322,9 @@ def _count(stream: Any, seed: int) -> int:
 
 # %% ../../nbs/10_data/08_streams.ipynb #66df6418
 def open_training_stream(stream: Any, config: Config, where: str) -> tuple[StreamSamples, str]:
-    """Return a stream for training, by position, and a sentence about it.
+    """Return a stream for training, by position, and a sentence; errors name `where`.
 
-    `where` names the source in errors, such as "Mine.datasets". Raises RequestError if the stream cannot be
-    repeated, or the length of an epoch is unknown.
+    RequestError if it cannot be repeated, or the length of an epoch is unknown.
     """
     name, promised = type(stream).__name__, _promised_length(stream)
     if promised is None:
@@ -367,7 +347,7 @@ def open_training_stream(stream: Any, config: Config, where: str) -> tuple[Strea
 
 
 def open_evaluation_stream(stream: Any, config: Config, where: str) -> tuple[StreamSamples, str]:
-    """Return a stream for validation or test, read completely in its own order, and a sentence about it."""
+    """Return a stream for validation or test, in its own order, and a sentence."""
     _check_repeatable(stream, config.seed, where)
     promised = _promised_length(stream)
     samples = _count(stream, config.seed) if promised is None else promised
