@@ -63,8 +63,7 @@ def _limit_for(config: Config, platform: Platform, began: float | None) -> TimeL
 def time_limit(config: Config, platform: Platform, began: float | None = None) -> TimeLimit:
     """Return a run's limit: watchdog.limit or the platform's, or an earlier watchdog.deadline.
 
-    `began`: start of the run in unix seconds, for watchdog.since=run (default: now). Raise RequestError for an invalid
-    value.
+    `began`: start in unix seconds, for watchdog.since=run (default: now).
     """
     limit, deadline = _limit_for(config, platform, began), config.watchdog.deadline
     if deadline is None or (moment := parse_moment(deadline)) >= limit.end:
@@ -89,7 +88,6 @@ _AFTER = ("end", "start", "predict", "submit", "margin")  # parts after the trai
 
 
 def _unmeasured_parts(whole: float | None, grace_s: float | None) -> dict[str, float]:
-    """Return the reserve before any measurement, for a limit of `whole` seconds."""
     parts = dict.fromkeys(PARTS, 0.0)
     if whole is not None:
         parts["margin"] = min(600.0, max(3.0, 0.02 * whole))
@@ -100,7 +98,6 @@ def _unmeasured_parts(whole: float | None, grace_s: float | None) -> dict[str, f
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #3934cf60
 def _held_back_s(budget: "Budget") -> float:
-    """Return the seconds to reserve: the user's, or the sum of the parts; 0 without a limit."""
     if budget.ends is None:
         return 0.0
     return sum(budget.parts.values()) if budget.fixed_reserve_s is None else budget.fixed_reserve_s
@@ -108,7 +105,7 @@ def _held_back_s(budget: "Budget") -> float:
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #baf6183c
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a repeated task; its first time may include compiling."""
+    """Seconds of a repeated task; the first time may include compiling."""
 
     first_s: float = 0.0
     each_s: float = 0.0  # longest later time; before, the estimate or the first time
@@ -127,7 +124,7 @@ class Cost:
 
     @property
     def held_s(self) -> float:
-        """Seconds to reserve for one more; the first time until a second is known."""
+        """Seconds to reserve for one more."""
         return self.each_s if self.times > 1 else max(self.first_s, self.each_s)
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #5f1c951a
@@ -162,13 +159,13 @@ class Budget:
         self.starts_s = 0.0  # seconds to start a process
 
     def observe(self, kind: str, seconds: float) -> None:
-        """Record that `kind`, one of PARTS, took `seconds`; for steps and predictions the last value counts."""
+        """Record that `kind`, one of PARTS, took `seconds`; of steps and predictions the last value counts."""
         cost = self.costs[kind] = self.costs[kind].then(seconds)
         self.parts[kind] = seconds if kind in ("step", "predict") else cost.held_s
         self._reserve_s = _held_back_s(self)
 
     def expect(self, kind: str, seconds: float, at_least: bool = False) -> None:
-        """Reserve `seconds` for `kind` until it is measured; with `at_least` also afterwards."""
+        """Reserve `seconds` for `kind` until it is measured; `at_least`: also afterwards."""
         cost = self.costs[kind]
         if at_least:
             self.costs[kind] = Cost(max(seconds, cost.first_s), max(seconds, cost.held_s), max(2, cost.times))
@@ -190,17 +187,14 @@ class Budget:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #23a2fc04
 def make_budget(config: Config, limit: TimeLimit, ends: float | None = None) -> Budget:
-    """Return a run's budget with watchdog.reserve and watchdog.grace.
-
-    `ends`: end by the monotonic clock. An inline run has no supervisor and so no grace.
-    """
+    """Return a run's budget; `ends`: by the monotonic clock. An inline run, without supervisor, has no grace."""
     c = config.watchdog
     grace = 0.0 if config.launch.mode == "inline" else None if c.grace is None else parse_duration(c.grace)
     return Budget(limit, ends, None if c.reserve is None else parse_duration(c.reserve), grace)
 
 
 def usable_s(budget: Budget) -> float | None:
-    """Return the seconds that training may still use; None without a limit."""
+    """Return the seconds left for training; None: no limit."""
     left = budget.left_s()
     return None if left is None else max(0.0, left - budget.reserve_s())
 
@@ -212,10 +206,7 @@ def after_s(budget: Budget) -> float:
 
 
 def fits(budget: Budget, kind: str, seconds: float | None = None) -> bool:
-    """Return whether a task that begins now leaves enough time for later ones.
-
-    `kind`: eval, save or epoch; `seconds`: its duration (default: as measured).
-    """
+    """Return whether a task that begins now leaves time for later ones; `kind`: eval, save or epoch."""
     left = budget.left_s()
     if left is None:
         return True
@@ -227,7 +218,7 @@ def fits(budget: Budget, kind: str, seconds: float | None = None) -> bool:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #2b3c3359
 def kill_at(budget: Budget) -> float | None:
-    """Return the monotonic time at which the training process must be gone; None without a limit."""
+    """Return the monotonic time at which training must be gone, or None."""
     return None if budget.ends is None else budget.ends - after_s(budget)
 
 
@@ -241,7 +232,7 @@ def hurry(budget: Budget, seconds: float) -> None:
 
 # %% ../../nbs/20_watchdog/00_time_budget.ipynb #23a2fc05
 def short_time(seconds: float) -> str:
-    """Return a duration as text: 8 s, 21 min, 3 h 5 min."""
+    """Return a duration as 8 s, 21 min, 3 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -334,10 +325,7 @@ class NoTimeLeft(RequestError):
 
 
 def check_time(config: Config, platform: Platform, limit: TimeLimit | None = None) -> None:
-    """Raise NoTimeLeft if the limit is over or all time left is reserved.
-
-    `limit`: if known. Default: from `config` and `platform`.
-    """
+    """Raise NoTimeLeft if the limit is over or all time left is reserved."""
     limit = time_limit(config, platform) if limit is None else limit
     if limit.limit_s is None:
         return

@@ -45,7 +45,6 @@ _EVERY = 50  # calls between two exchanges over the network
 
 # %% ../../nbs/20_watchdog/01_watchdog.ipynb #e9650093
 def _join_ranks() -> tuple[Exchange | None, Heartbeat | None]:
-    """Return all ranks, and this one's heartbeat if they share a machine; (None, None) for one process."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None, None
@@ -62,7 +61,7 @@ class Agreement:
         self.ranks, self.heartbeat = _join_ranks()  # None: one process; None: several machines
 
     def propose(self, step: int, code: int) -> int:
-        """Propose `code` before call `step`; return the code to act on at once, for one process."""
+        """Propose `code` before call `step`; return the code to act on at once, with one process."""
         if self.heartbeat is None:
             return code if self.ranks is None else 0
         if self.heartbeat.rank:
@@ -72,7 +71,7 @@ class Agreement:
         return 0
 
     def decide(self, step: int, proposal: Callable[[], int]) -> int:
-        """Return the code for all ranks at call `step`, or 0; `proposal` returns this rank's."""
+        """Return the code for all ranks at call `step`, or 0."""
         if self.heartbeat is not None:
             return agreed(self.heartbeat, step) if self.heartbeat.step(step) else 0
         if self.ranks is None or step % _EVERY:
@@ -80,7 +79,7 @@ class Agreement:
         return functools.reduce(operator.or_, self.ranks.gather(proposal()))
 
     def leave(self, failed: bool) -> None:
-        """Leave the agreement, so that others do not wait; report whether this rank failed."""
+        """Leave, so that others do not wait."""
         if self.heartbeat is None:
             return
         if failed:
@@ -94,7 +93,6 @@ def _config(limit: str | None, deadline: str | None, since: str, reserve: str | 
 
 # %% ../../nbs/20_watchdog/01_watchdog.ipynb #af2c4de5
 def _flags(budget: Budget, terminated: bool, stop_file: Path | None) -> int:
-    """Return this rank's flags: for SIGTERM (`terminated`), an existing `stop_file`, or the time limit."""
     code = STOP | HURRY if terminated else TIME if budget.should_stop() else 0
     return code | STOP if stop_file is not None and stop_file.exists() else code
 
