@@ -80,15 +80,15 @@ from ..watchdog.time_budget import NoTimeLeft, check_time
 # %% ../../nbs/70_api/02_actions.ipynb #5956c0ff
 def _make_tick(run: Run, view: Any, pressed: list[int]) -> Callable[[], None]:
     """Return a function to call ten times a second; `pressed` collects the stop signals."""
-    due, sentences = [time.monotonic() + 30], dict[int, str]()  # one sentence per number of signals
+    due, words = [time.monotonic() + 30], dict[int, tuple[str, str]]()  # words per number of signals
 
     def tick() -> None:
         if view:
             if pressed:
-                if len(pressed) not in sentences:
+                if len(pressed) not in words:
                     text = stopping_text(view.state, stop_key()) if len(pressed) == 1 else "ending now"
-                    sentences[len(pressed)] = "; ".join(filter(None, (text, queue_note(kernel()))))
-                view.note_stop(sentences[len(pressed)])
+                    words[len(pressed)] = text, queue_note(kernel())
+                view.note_stop(*words[len(pressed)])
             view.update()
         if time.monotonic() < due[0]:
             return

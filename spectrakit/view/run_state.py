@@ -187,7 +187,7 @@ class RunState:
         self.start: dict = {}
         self.status, self.reason = "", ""  # from the end of the log
         self.parts: dict[str, float] = {}  # preparation before the first step, and its seconds
-        self.stopping = ""  # progress of a requested stop
+        self.stopping, self.queued = "", ""  # progress of a requested stop, and words on cells that begin after it
         self.step, self.epoch, self.total_steps, self.restarts = 0, 0.0, 0, 0
         self.pace_from: tuple[int, float] | None = None  # first step of this session, and its t
         self.evaluations = Cost()  # costs since then

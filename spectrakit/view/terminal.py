@@ -169,13 +169,13 @@ class TextView:
                 apply_event(self.state, event)
             self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
-    def note_stop(self, text: str) -> None:
-        """Print `text` once, because a stop was requested."""
+    def note_stop(self, text: str, queued: str = "") -> None:
+        """Print `text` once, because a stop was requested, with words on `queued` cells."""
         if text == self.state.stopping:
             return
         self.state.stopping = text
         with contextlib.suppress(OSError, ValueError):  # closed stream
-            self._print(text)
+            self._print("; ".join(filter(None, (text, queued))))
             self.out.flush()
 
     def update(self) -> None:

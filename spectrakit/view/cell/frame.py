@@ -40,7 +40,7 @@ def phase(s: RunState, running: bool = True) -> str:
     if not running:
         return "unfinished"
     if s.stopping:
-        return s.stopping
+        return "; ".join(filter(None, (s.stopping, s.queued)))
     return "training" if s.step or s.loss.not_finite else "preparing" if s.start else "starting"
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #fec5f980
@@ -178,10 +178,9 @@ def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
 def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
     """Return the advice of a tile with a warning; at the end the reason of the end."""
     if s.status and s.status != "failed":  # a failure has its own card
-        queued = s.stopping.partition("; ")[2]  # cells that begin now
-        return escaped(f"{phase(s)}: {s.reason}" + f"; {queued}" * bool(queued), 160)
+        return escaped(f"{phase(s)}: {'; '.join(filter(None, (s.reason, s.queued)))}", 160)
     if s.stopping and not s.status:
-        return f"<b>{escaped(s.stopping, 160)}</b>"
+        return f"<b>{escaped(phase(s), 160)}</b>"
     asking = [tile for tile in tiles if tile.reason]
     if not asking or s.status:
         return ""

@@ -208,12 +208,12 @@ class LiveView:
         """Seconds since the run began, by the clock of this view."""
         return self.state.t if self.state.status else self._anchor[0] + self._clock() - self._anchor[1]
 
-    def note_stop(self, text: str) -> None:
-        """Show `text` as the run's activity with the next `update`, because a stop was requested."""
+    def note_stop(self, text: str, queued: str = "") -> None:
+        """Show `text` with the next `update`, because a stop was requested, with words on `queued` cells."""
         if self.options.echo:
-            self.options.echo.note_stop(text)
+            self.options.echo.note_stop(text, queued)
         self._hurried = self._hurried or text != self.state.stopping
-        self.state.stopping = text
+        self.state.stopping, self.state.queued = text, queued
 
     def update(self) -> None:
         """Draw the parts that are due."""
