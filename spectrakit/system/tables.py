@@ -40,7 +40,7 @@ def html_folded(summary: str, inside: str) -> str:
 
 def html_scrolled(inside: str, name: str, style: str) -> str:
     """Return HTML in a scrolling box; screen readers say `name`. A page may print class `w` in full."""
-    return f'<div role="region" aria-label="{html.escape(name)}" tabindex="0" class="w" style="{style}">{inside}</div>'
+    return f'<div role="group" aria-label="{html.escape(name)}" tabindex="0" class="w" style="{style}">{inside}</div>'
 
 # %% ../../nbs/00_system/10_tables.ipynb #9dfb6048
 def _sort_key(cell: object) -> tuple[int, float, str]:

@@ -24,10 +24,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-COLD = "'launch.warm_worker=false'"  # where there is one run alone, no process need wait for the next
-TRAIN = (
-    f"run = fit(Tiny({{{{'slow': True}}}}), config('{{name}}', 'trainer.max_epochs=2000', {COLD}, 'run.console=auto'))"
-)
 TABLE, CURVES = "table:has(th:has-text('val_loss'))", "[role=group][aria-label^='curves']"
 PNG = "img[src^='data:image/png']"
 HEADER = "[role=group][aria-label='how the run stands']"
@@ -67,18 +63,53 @@ def dark(browser, server):
         yield page
 
 
-def test_a_stop_names_the_queued_run_and_a_second_one_cancels_it(light, server):
-    second = TRAIN.format(name="behind")
-    write_notebook(server.folder / "queued.ipynb", BEGIN, TRAIN.format(name="ahead"), second, "'cell of the end'")
-    light.open("queued.ipynb")
-    light.run_all()
-    frames(light, 1, 1)
-    light.press_stop()
-    light.says(1, "begins after 5 s, in which ■ cancels it")
-    wait_for(lambda: "This run was queued while ■ stopped" in light.said(2), "the countdown")
-    light.picture("queued", 1)
-    light.press_stop()
-    light.until_idle()
+RARELY = ("trainer.log_every_n_steps=100000", "trainer.check_val_every_n_epoch=1000", "checkpoint.every_n_epochs=1000")
+
+
+def train(name, *words, warm=True) -> str:
+    "A cell that trains for long. `warm`: whether a process waits for the next run of its kernel."
+    words = ("trainer.max_epochs=2000", *words, "run.console=auto", f"launch.warm_worker={str(warm).lower()}")
+    return f"run = fit(Tiny({{'slow': True}}), config({name!r}, *{words!r}))"
+
+
+STORY = {  # cells of one notebook, which share a kernel and warm processes
+    "begin": BEGIN,
+    "ahead": train("ahead", "checkpoint.every_n_steps=null", *RARELY),
+    "behind": train("behind"),
+    "clicked": train("clicked", "checkpoint.every_n_steps=null"),
+    "status": "run.status",
+    "form": "import spectrakit as sk\nsk.ProfilePicker(samples=6400, task='coffee', file=None)",
+    # a log point takes two seconds: there is no advice, which would be said, before fifty of them
+    "heard": train("heard", "trainer.log_every_n_steps=40"),
+}
+AHEAD, BEHIND, CLICKED, STATUS, FORM, HEARD = range(1, len(STORY))
+
+
+@pytest.fixture(scope="module")
+def story(browser, server):
+    "A page with the cells of STORY; the first one has been run."
+    write_notebook(server.folder / "story.ipynb", *STORY.values())
+    with Page(browser, server) as page:
+        page.open("story.ipynb")
+        page.run(0)
+        yield page
+
+
+def test_the_header_moves_between_log_points_and_two_stops_cancel_the_queued_run(story, server):
+    story.page.evaluate(HEADERS, AHEAD)
+    for cell in (AHEAD, BEHIND):
+        story.run(cell)
+    story.until("window.headers.filter(line => line.includes('to go')).length > 2", "the time left")
+    lines = [(int(found[1]), line) for line in headers(story) if (found := re.search(r"step (\d+) of", line))]
+    steps, logged = [step for step, _ in lines if step], {e.get("step") for e in the_run(server, "ahead").events}
+    assert steps == sorted(steps) and len({*steps} - logged) > 1, (lines, logged)  # the heartbeats move it
+    assert all("to go" in line for step, line in lines if step > steps[0]), lines  # from the second step on
+    story.press_stop()
+    story.says(AHEAD, "begins after 5 s, in which ■ cancels it")
+    wait_for(lambda: "This run was queued while ■ stopped" in story.said(BEHIND), "the countdown")
+    story.picture("queued", AHEAD)
+    story.press_stop()
+    story.until_idle()
     assert the_run(server, "ahead").status == "interrupted"
     assert not list((server.folder / "runs").glob("behind-*"))
 
@@ -86,7 +117,7 @@ def test_a_stop_names_the_queued_run_and_a_second_one_cancels_it(light, server):
 @pytest.mark.long  # test_the_buttons_save_a_checkpoint_and_stop_the_run
 def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(light, browser, server):
     write_notebook(
-        server.folder / "stopped.ipynb", BEGIN, TRAIN.format(name="stopped"), "run.status, run.best.step > 0"
+        server.folder / "stopped.ipynb", BEGIN, train("stopped", warm=False), "run.status, run.best.step > 0"
     )
     light.open("stopped.ipynb")
     light.run_all()
@@ -128,7 +159,7 @@ def test_frames_arrive_while_two_ranks_train_and_the_stop_button_ends_the_run(li
 
 
 def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, server):
-    write_notebook(server.folder / "reloaded.ipynb", BEGIN, TRAIN.format(name="reloaded"), "run.show(); run.status")
+    write_notebook(server.folder / "reloaded.ipynb", BEGIN, train("reloaded", warm=False), "run.show(); run.status")
     write_notebook(
         server.folder / "watching.ipynb",
         "import spectrakit as sk\nsk.watch(sorted(__import__('pathlib').Path('runs').glob('reloaded-2*'))[-1])",
@@ -137,7 +168,10 @@ def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, ser
     light.open("reloaded.ipynb")
     light.run_all()
     frames(light, 1, 1)
+    light.output(1).get_by_role("link", name="dashboard.html").wait_for()
+    light.save("reloaded.ipynb")
     light.reload()
+    is_left_behind(light, 1, "reloaded")
     light.open("watching.ipynb")
     light.run_all()
     steps = frames(light, 0, 2)
@@ -166,30 +200,41 @@ def test_after_a_reload_the_run_is_watched_from_elsewhere_and_goes_on(light, ser
     assert light.said(2).endswith("'interrupted'")
 
 
-def test_the_buttons_save_a_checkpoint_and_stop_the_run(dark, server):
-    write_notebook(
-        server.folder / "clicked.ipynb",
-        BEGIN,
-        TRAIN.format(name="clicked").replace("'run.console", "'checkpoint.every_n_steps=null', 'run.console"),
-        "run.status",
-    )
-    dark.open("clicked.ipynb")
-    dark.run_all()
-    frames(dark, 1, 2)
+def is_left_behind(page, cell, name) -> None:
+    "A frame that nothing draws any more says so, and its link leads to the page that follows the run."
+    frame = page.output(cell).get_by_role("group", name="how the run stands")
+    assert re.search(r"as of \d\d:\d\d:\d\d", frame.inner_text()), frame.inner_text()
+    page.page.evaluate("() => document.getAnimations().forEach(animation => animation.finish())")  # 30 s later
+    frame.get_by_text(re.compile(r"^not drawn since \d\d:\d\d:\d\d$")).wait_for()
+    page.picture("left-behind", cell)
+    address = frame.get_by_role("link", name="dashboard.html").evaluate("link => link.href")
+    followed = page.context.new_page()
+    followed.goto(address)
+    followed.get_by_role("heading", name=re.compile(f"{name}-")).wait_for()
+    assert "step" in followed.get_by_role("group", name="how the run stands").inner_text()
+    followed.close()
+
+
+def test_the_buttons_save_a_checkpoint_and_stop_the_run(story, server):
+    story.dress(True)
+    for cell in (CLICKED, STATUS):
+        story.run(cell)
+    frames(story, CLICKED, 2)
     run = the_run(server, "clicked")
     kept = find_checkpoint(run.path / "checkpoints")[0]
-    dark.page.get_by_role("button", name="Checkpoint now").click()
+    story.page.get_by_role("button", name="Checkpoint now").click()
     wait_for(lambda: find_checkpoint(run.path / "checkpoints")[0] != kept, "a checkpoint")
-    dark.page.get_by_role("button", name="Checkpoint now").wait_for()  # it can be pressed again
+    story.page.get_by_role("button", name="Checkpoint now").wait_for()  # it can be pressed again
     assert run.status == "running"
-    evaluated(dark, 1)
-    dark.picture("training", 1)
-    dark.page.get_by_role("button", name="Stop").click()
-    dark.until_idle()
+    evaluated(story, CLICKED)
+    story.picture("training", CLICKED)
+    story.page.get_by_role("button", name="Stop").click()
+    story.until_idle()
     assert run.status == "interrupted"
-    dark.says(2, "'interrupted'")
-    stays(dark, 1)
-    dark.picture("stopped", 1)
+    story.says(STATUS, "'interrupted'")
+    stays(story, CLICKED)
+    story.picture("stopped", CLICKED)
+    story.dress(False)
 
 
 @pytest.mark.long  # the quickstart is picked by clicking, too
@@ -379,8 +424,9 @@ def test_the_quickstart_picked_by_clicking_and_run_from_top_to_bottom(light, ser
 @pytest.mark.long
 @pytest.mark.parametrize(("app", "side_by_side"), [("jupyterlab", 4), ("notebook", 2)])
 def test_a_run_can_be_read_in_any_window_and_theme(browser, either, app, side_by_side):
-    train = f"run = fit(Tiny({{'slow': True}}), config('read', 'trainer.devices=1', 'trainer.max_epochs=3', {COLD}))"
-    write_notebook(either.folder / "read.ipynb", BEGIN, train)
+    words = ("trainer.devices=1", "trainer.max_epochs=3", "launch.warm_worker=false")
+    one = f"run = fit(Tiny({{'slow': True}}), config('read', *{words!r}))"
+    write_notebook(either.folder / "read.ipynb", BEGIN, one)
     with Page(browser, either) as page:
         page.page.set_viewport_size({"width": 1400, "height": 1000})
         page.open("read.ipynb")
@@ -429,25 +475,21 @@ def test_a_million_points_stay_as_they_are_after_a_reload_and_without_a_kernel(b
         assert problems == {} and look["drawn"] >= 4.5 and look["columns"] == looks[0]["columns"] >= 2, problems
 
 
-def test_a_screen_reader_hears_what_is_new_and_finds_a_name_for_everything(light, server):
-    # a log point takes two seconds: there is no advice, which would be said, before fifty of them
-    train = TRAIN.format(name="heard").replace("'run.console", "'trainer.log_every_n_steps=40', 'run.console")
-    form = "import spectrakit as sk\nsk.ProfilePicker(samples=6400, task='coffee', file=None)"
-    write_notebook(server.folder / "heard.ipynb", BEGIN, form, train)
-    light.open("heard.ipynb")
-    light.run_all()
-    frames(light, 2, 1)
-    evaluated(light, 2)
-    light.output(2).locator("[role=status]", has_text="training").wait_for(state="attached")  # this is said once
-    light.page.evaluate(LIVE_REGIONS)
-    frames(light, 2, 2)
-    assert light.page.evaluate("() => window.spoken") == []  # a frame says nothing by itself
-    light.press_stop()
-    light.until_idle()
-    light.until("window.spoken.at(-1)?.includes('interrupted')", "the end to be said")
-    spoken = light.page.evaluate("() => window.spoken")
+def test_a_screen_reader_hears_what_is_new_and_finds_a_name_for_everything(story):
+    for cell in (FORM, HEARD):
+        story.run(cell)
+    frames(story, HEARD, 1)
+    evaluated(story, HEARD)
+    story.output(HEARD).locator("[role=status]", has_text="training").wait_for(state="attached")  # this is said once
+    story.page.evaluate(LIVE_REGIONS)
+    frames(story, HEARD, 2)
+    assert story.page.evaluate("() => window.spoken") == []  # a frame says nothing by itself
+    story.press_stop()
+    story.until_idle()
+    story.until("window.spoken.at(-1)?.includes('interrupted')", "the end to be said")
+    spoken = story.page.evaluate("() => window.spoken")
     assert len(spoken) <= 2 and "interrupted" in spoken[-1], spoken
-    heard = light.output(2).aria_snapshot()
+    heard = story.output(HEARD).aria_snapshot()
     for named in (
         'img "best val_loss: ',
         'img "done at: |img "ended at: ',
@@ -457,11 +499,11 @@ def test_a_screen_reader_hears_what_is_new_and_finds_a_name_for_everything(light
     ):
         assert re.search(named, heard), (named, heard)
     assert heard.count("status: ") == 1 and len(re.findall(r"interrupted ·", heard)) == 1, heard
-    form = light.output(1).aria_snapshot()
+    form = story.output(FORM).aria_snapshot()
     assert not re.search(r"^ *- (button|textbox|combobox|checkbox|radio)(:| \[|$)", form, re.M), form  # each has a name
     assert 'button "closed: All other settings' in form
-    light.output(1).get_by_role("button", name="All other settings").click()
-    light.output(1).get_by_role("button", name="open: All other settings").wait_for()
+    story.output(FORM).get_by_role("button", name="All other settings").click()
+    story.output(FORM).get_by_role("button", name="open: All other settings").wait_for()
 
 
 # cells of a notebook, by the picture that they show
@@ -491,6 +533,15 @@ fit(Named(), config('worker', *words, 'dataloader.num_workers=1', 'launch.mode=a
     "compare": "sk.compare(run, other)",
     "runs": "sk.list_runs('displays')",
     "check": "sk.check(Tiny(), config('check', *words))",
+    "search": """
+class Picky(Tiny):
+    def optimizer(self, model, cfg):
+        if cfg.optimizer.lr == 0.02: raise ValueError("not this rate")
+        return torch.optim.SGD(model.parameters(), cfg.optimizer.lr)
+
+study = sk.search(Picky(), config('study', *words, 'launch.mode=auto', 'search.sampler=grid'),
+                  space={'optimizer.lr': [0.1, 0.02, 0.05]})""",
+    "folds": "sk.cross_validate(Tiny(), config('folds', *words, 'launch.mode=auto'), folds=2);",
 }
 WORDS = "words = 'run.dir=displays', 'trainer.devices=1', 'trainer.max_epochs=6', 'launch.mode=inline'"
 
@@ -528,6 +579,8 @@ def test_every_display_can_be_read(displays, width, dark):
         assert problems == {} and look["drawn"] >= 4.5, (name, width, dark, problems, look["drawn"])
         for image in displays.output(cell).locator(PNG).all():  # SVG takes the place of its picture
             assert not image.is_visible() and image.get_attribute("alt")
+    high = displays.output(1).bounding_box()["height"]
+    assert (high <= 400) == (width == 380) and displays.output(1).locator("table:visible").count() >= 1, high  # compact
     for name in ("plot", "compare"):
         svg = displays.output([*DISPLAYS].index(name) + 1).locator("svg:visible")
         boxes = [svg.nth(k).bounding_box() for k in range(svg.count())]
@@ -557,6 +610,14 @@ def test_a_failure_shows_its_sentence_and_its_line(displays, name, line):
     assert "→" in card.inner_text() and card.locator("details[open]").count() == 0
     assert cell.locator("[role=progressbar]").count() == (name == "late")  # else the card stands alone
     assert "Traceback" not in displays.said([*DISPLAYS].index(name) + 1)
+
+
+def test_no_line_of_a_search_stays_that_was_true_for_a_while(displays):
+    said = displays.said([*DISPLAYS].index("search") + 1)
+    assert "completed; 2 completed, 1 failed" in said and "in trial" in said, said
+    assert not re.search(r"\bleft\b|running|waiting|▸", said), said
+    folds = displays.said([*DISPLAYS].index("folds") + 1)
+    assert "after 2 of 2" in folds and not re.search(r"\bleft\b|running|▸", folds), folds
 
 
 def test_a_click_sorts_the_runs(displays):
@@ -613,6 +674,16 @@ LIVE_REGIONS = """() => {
   }))).observe(document.querySelector('.jp-Notebook'), {subtree: true, childList: true})
 }"""
 
+# the first lines of a cell's header, one after the other
+HEADERS = """cell => {
+  window.headers = []
+  const found = document.querySelectorAll('.jp-Notebook .jp-Cell')[cell]
+  new MutationObserver(() => {
+    const line = found.querySelector("[aria-label='how the run stands']")?.firstElementChild.innerText
+    if (line && line !== headers.at(-1)) headers.push(line)
+  }).observe(found, {subtree: true, childList: true})
+}"""
+
 # how wide the narrowest field of a form is, how large its smallest text, and what stands out of the cell
 FORM_LOOK = """form => {
   const right = form.getBoundingClientRect().right
@@ -660,6 +731,11 @@ def step_of(cell, what) -> str:
         f"Number(document.querySelectorAll('.jp-Notebook .jp-Cell')[{cell}].querySelector(\"{what}\")"
         f"?.{read}.match(/step (\\d+)/)?.[1] ?? 0)"
     )
+
+
+def headers(page) -> list[str]:
+    "The lines that HEADERS has seen, without commas and line breaks."
+    return [line.replace(",", "").replace("\n", " ") for line in page.page.evaluate("() => window.headers")]
 
 
 def frames(page, cell, count) -> list[int]:
