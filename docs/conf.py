@@ -39,6 +39,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 viewcode_line_numbers = True
+nitpicky = True  # a reference to a name that no page has is a warning
+nitpick_ignore_regex = [("py:(class|exc)", r"(?!spectrakit).*")]  # types of other packages
 
 html_theme = "furo"
 html_title = f"{project} {release}"

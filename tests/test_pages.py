@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import json
 import re
 import runpy
 import shlex
@@ -184,6 +185,42 @@ def test_an_undocumented_public_name_breaks_the_build(monkeypatch):
     monkeypatch.setattr(sk, "__all__", [*sk.__all__, "undocumented"])
     with pytest.raises(ValueError, match="lacks undocumented"):
         check(None)
+
+
+def test_a_failed_cell_breaks_the_build(tmp_path):
+    check = runpy.run_path(str(ROOT / "docs" / "conf.py"))["refuse_failed_cells"]
+    check(None)
+    check.__globals__["root"] = tmp_path
+    failed = {"cell_type": "code", "metadata": {}, "source": [], "outputs": [{"output_type": "error"}]}
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "nbs" / "broken.ipynb").write_text(json.dumps({"cells": [failed]}), encoding="utf-8")
+    with pytest.raises(ValueError, match="broken.ipynb has a failed cell"):
+        check(None)
+
+
+BROKEN = {  # a word of Sphinx's warning: the link
+    "'gone.md'": "[page](gone.md)",
+    "'gone.ipynb'": "[notebook](gone.ipynb)",
+    "'no-heading'": "[heading](#no-heading)",
+    "'no-setting'": "[setting](other.md#no-setting)",
+    "gone.png": "![picture](gone.png)",
+    "spectrakit.gone": "```{eval-rst}\n:func:`spectrakit.gone`\n```",
+    "unqualified_gone": "```{eval-rst}\n:meth:`unqualified_gone`\n```",
+    "no_document": "```{toctree}\nno_document\n```",
+}
+
+
+@pytest.mark.slow
+def test_a_broken_link_of_each_kind_breaks_the_build(tmp_path):
+    (tmp_path / "page.md").write_text("\n\n".join(["# Page", *BROKEN.values()]) + "\n", encoding="utf-8")
+    (tmp_path / "other.md").write_text('---\norphan: true\n---\n# Other\n\n<a id="setting"></a>\n', encoding="utf-8")
+    only = ["-D", "include_patterns=page.md,other.md", "-D", "root_doc=page"]
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "-c", "docs", *only]
+    done = subprocess.run(
+        [*command, str(tmp_path), str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+    assert not [word for word in BROKEN if word not in done.stderr], done.stderr
 
 
 def test_each_page_is_in_the_contents_of_the_site():
