@@ -625,6 +625,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'spectrakit/cli/commands/doctor.py'),
                                                 'spectrakit.cli.commands.doctor._shared_bytes': ( '94_cli/03_commands/doctor.html#_shared_bytes',
                                                                                                   'spectrakit/cli/commands/doctor.py'),
+                                                'spectrakit.cli.commands.doctor._without_home': ( '94_cli/03_commands/doctor.html#_without_home',
+                                                                                                  'spectrakit/cli/commands/doctor.py'),
                                                 'spectrakit.cli.commands.doctor.about': ( '94_cli/03_commands/doctor.html#about',
                                                                                           'spectrakit/cli/commands/doctor.py'),
                                                 'spectrakit.cli.commands.doctor.clock_finding': ( '94_cli/03_commands/doctor.html#clock_finding',

@@ -11,19 +11,20 @@ __all__ = ['GIB', 'LEAST_SHARED_BYTES', 'LEAST_DISK_BYTES', 'LEAST_OPEN_FILES', 
 import html
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
 from ..output import print_text
 from ..parsing import Command, make_parser
-from ...kaggle.offline.installer import DISTRIBUTION, version_here
+from ...kaggle.offline.installer import DISTRIBUTION, other_owners, version_here
 from ...system.files import storage_problem
 from ...system.platforms.detect import detect
 from ...system.platforms.platform import Platform
@@ -78,9 +79,11 @@ def package_findings() -> list[Finding]:
 
     python = f"{sys.version.split()[0]} at {sys.executable}"
     findings = [Finding("spectrakit", "ok", __version__), Finding("Python", "ok", python)]
-    for owner in foreign_distributions():
+    mixed = foreign_distributions()
+    for owner in other_owners():
         fix = f"pip uninstall {owner.split()[0]}, then install {DISTRIBUTION} again"
-        findings.append(Finding("same folder", "error", f"{owner} has files in spectrakit's folder", fix))
+        text = f"{owner} has {'files in the folder' if owner in mixed else 'a package of the name'} spectrakit, too"
+        findings.append(Finding("same name", "error" if owner in mixed else "warning", text, fix))
     try:
         required = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
@@ -155,12 +158,12 @@ LEAST_SHARED_BYTES, LEAST_DISK_BYTES, LEAST_OPEN_FILES, MOST_DRIFT_S = GIB, 5 * 
 
 
 def memory_findings(platform: Platform, shared_bytes: int | None, open_files: int | None) -> list[Finding]:
-    """Return findings about memory, /dev/shm (`shared_bytes`) and `open_files` of a process; None: unknown."""
+    """Return findings about memory, /dev/shm (`shared_bytes` free), `open_files` of a process; None: unknown."""
     swap = f", swap {platform.swap_gib:.1f} GiB"
     findings = [Finding("memory", "ok", f"{platform.memory_gib:.1f} GiB{swap}, {platform.cores} cores")]
     if shared_bytes is not None and shared_bytes < LEAST_SHARED_BYTES:
         fix = "dataloader.num_workers=0, or start the container with --shm-size=8g"
-        text = f"/dev/shm has {format_bytes(shared_bytes, binary=True)}: loader workers may end with a bus error"
+        text = f"/dev/shm has {format_bytes(shared_bytes, binary=True)} free: loader workers may end with a bus error"
         findings.append(Finding("shared memory", "warning", text, fix))
     if open_files is not None and open_files < LEAST_OPEN_FILES:
         text = f"a process may open {open_files} files"
@@ -169,7 +172,7 @@ def memory_findings(platform: Platform, shared_bytes: int | None, open_files: in
 
 
 def _shared_bytes() -> int | None:
-    return shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
+    return shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None
 
 
 def _open_files() -> int | None:
@@ -238,8 +241,14 @@ def environment_findings(environ: Any) -> list[Finding]:
     return findings
 
 # %% ../../../nbs/94_cli/03_commands/13_doctor.ipynb #e4650d87
+def _without_home(text: str) -> str:
+    home = os.path.expanduser("~")
+    names = "|".join(re.escape(name) for name in {home, os.path.realpath(home)} if len(name) > 1)
+    return re.sub(rf"(?:{names})(?![^/\\\s:])", "~", text) if names else text
+
+
 def about() -> About:
-    """Return versions and problems of this machine, for bug reports; names no secret."""
+    """Return versions and problems of this machine, for bug reports; names no secret and no home folder."""
     platform = detect()
     mode = f"{platform.name}, {platform.mode}, {platform.flavour}"
     findings = [
@@ -251,7 +260,7 @@ def about() -> About:
         *environment_findings(os.environ),
         *(Finding("note", "warning", note) for note in platform.notes),
     ]
-    return About(tuple(findings))
+    return About(tuple(replace(one, text=_without_home(one.text), fix=_without_home(one.fix)) for one in findings))
 
 
 def doctor(arguments: Sequence[str]) -> int:
