@@ -17,6 +17,8 @@ import pytest
 
 import spectrakit as sk
 from spectrakit.cli.main import COMMANDS
+from spectrakit.cloud.cloud_job import CloudJob
+from spectrakit.cloud.modal_app import modal_commands
 from spectrakit.config import schema
 from spectrakit.config.aliases import is_known
 from spectrakit.config.compose import compose
@@ -166,6 +168,13 @@ def test_settings_that_a_page_names_exist(page):
     named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", prose(page))
     known = [name for name in named if name.partition(".")[0] in groups and name != "trainer.predict"]
     assert not [name for name in known if not is_known(name)]
+
+
+def test_the_commands_for_modal_are_those_that_its_folder_prints():
+    printed = modal_commands(Path("my-run"), CloudJob("my-run", "my_task.py:Mine"))
+    lines = [line for text in blocks(ROOT / "docs" / "cloud.md", "bash") for line in text.splitlines()]
+    shown = [line.partition("  ")[0] for line in lines if line.startswith("modal ")]
+    assert shown and not [line for line in shown if line not in [one.partition("  ")[0] for one in printed]]
 
 
 def test_each_field_of_trainer_config_is_on_its_page():
