@@ -119,21 +119,30 @@ class SettingHelp(Described):
 
 # %% ../../nbs/05_config/09_setting_help.ipynb #43fb1f94
 _TYPED = """
-    seed=7 env=kaggle data.global_batch_size=256 data.eval_batch_size=128 data.samples_per_epoch=50000
-    data.shuffle_buffer=10000 data.resident_gib=4 dataloader.most_workers=4
-    optimizer.base_batch_size=64 optimizer.betas=[0.9,0.95] optimizer.eps=1e-6 optimizer.groups=[{match:head,lr:0.001}]
-    scheduler.warmup_steps=500 scheduler.warmup_epochs=1 scheduler.warmup_ratio=0.05 scheduler.final_lr_fraction=0.1
-    training.ema_decay=0.999 training.average=best:3 training.mixup=0.2 trainer.max_steps=10000
-    trainer.gradient_clip_val=1.0 trainer.check_val_every_n_epoch=2 trainer.check_val_every_n_steps=500
-    trainer.val_check_interval=0.25 trainer.log_min_seconds=0.5 early_stopping.min_delta=0.001
-    checkpoint.every_n_steps=1000 checkpoint.mirror=/mnt/backup checkpoint.monitor=val_accuracy
-    distributed.node_rank=1 distributed.rdzv_endpoint=10.0.0.1:29500 diloco.loops=100 diloco.workers=8
-    diloco.outer_grad_clip=1.0 limits.train_frac=0.5
-    limits.max_files=100 trainer.max_epochs=30 optimizer.lr=3e-4 watchdog.deadline=2026-11-30T17:30 watchdog.reserve=20m
-    watchdog.grace=30s watchdog.after_sigterm=20s preflight.max_cost=20 preflight.price_per_hour=3.9
-    folds.pseudo=runs/blend folds.distill=runs/blend folds.columns=runs/other-cv folds.file=folds.csv folds.fold=0
-    folds.parallel=2 search.parallel=2 resume.source=auto resume.allow=[trainer.max_epochs] run.name=baseline
-    launch.threads=4     tracking.group=ensemble tracking.project=titanic tracking.tensorboard_dir=/tmp/tensorboard
+    checkpoint.every_n_steps=1000 checkpoint.first_within_minutes=2 checkpoint.max_share=0.02
+    checkpoint.mirror=/mnt/backup checkpoint.monitor=val_accuracy data.eval_batch_size=128
+    data.global_batch_size=256 data.resident_gib=4 data.samples_per_epoch=50000 data.shuffle_buffer=10000
+    dataloader.most_workers=4 dataloader.prefetch_factor=4 diloco.fragments=4 diloco.loops=100 diloco.max_steps=500
+    diloco.mixing=0.5 diloco.outer_grad_clip=1.0 diloco.outer_lr=1.0 diloco.outer_momentum=0.7 diloco.outer_opt=Adam
+    diloco.overlap_steps=2 diloco.shards=2 diloco.warmup_steps=100 diloco.workers=8 distributed.node_rank=1
+    distributed.rdzv_endpoint=10.0.0.1:29500 early_stopping.min_delta=0.001 early_stopping.patience=5 env=kaggle
+    eval.gradient_accumulation_steps=2 folds.columns=runs/other-cv folds.count=10 folds.distill=runs/blend
+    folds.distill_weight=0.3 folds.file=folds.csv folds.fold=0 folds.parallel=2 folds.pseudo=runs/blend
+    folds.repeats=3 folds.seeds=3 launch.hang_factor=50 launch.hang_floor_s=900 launch.max_restarts=0
+    launch.start_timeout_s=300 launch.threads=4 limits.max_files=100 limits.train_frac=0.5
+    optimizer.base_batch_size=64 optimizer.betas=[0.9,0.95] optimizer.eps=1e-6
+    optimizer.groups=[{match:head,lr:0.001}] optimizer.lr=3e-4 optimizer.momentum=0.8 optimizer.weight_decay=0.05
+    preflight.max_cost=20 preflight.price_per_hour=3.9 preflight.seconds=30 resume.allow=[trainer.max_epochs]
+    resume.source=auto run.metrics=[mae,r2] run.name=baseline run.notify=RUNS_HOOK scheduler.final_lr_fraction=0.1
+    scheduler.peak_at=0.2 scheduler.power=1.0 scheduler.warmup_epochs=1 scheduler.warmup_ratio=0.05
+    scheduler.warmup_steps=500 search.final_share=0.3 search.folds=5 search.keep=3 search.parallel=2
+    search.startup_trials=10 search.trials=50 seed=7 test.gradient_accumulation_steps=2 tracking.group=ensemble
+    tracking.names=[csv,tensorboard] tracking.project=titanic tracking.tensorboard_dir=/tmp/tensorboard
+    trainer.check_val_every_n_epoch=2 trainer.check_val_every_n_steps=500 trainer.gradient_clip_val=1.0
+    trainer.log_max_seconds=10 trainer.log_min_seconds=0.5 trainer.max_epochs=30 trainer.max_steps=10000
+    trainer.val_check_interval=0.25 training.average=best:3 training.ema_decay=0.999 training.max_rollbacks=1
+    training.mixup=0.2 training.rollback_lr_factor=0.3 watchdog.after_sigterm=20s watchdog.deadline=2026-11-30T17:30
+    watchdog.grace=30s watchdog.reserve=20m
 """
 _EXAMPLES = {text.partition("=")[0]: text for text in _TYPED.split()} | {"profile": "trainer=kaggle_safe"}
 
