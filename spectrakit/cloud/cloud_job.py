@@ -97,9 +97,8 @@ _TAKEN = ("modal", "spectrakit", "torch")  # modules that the scripts import fro
 
 
 def write_job(folder: Path | str, job: CloudJob, texts: Mapping[str, str], force: bool = False) -> list[Path]:
-    """Write `texts` ({file name: text}), the task's file and spectrakit's wheel into `folder`; return the files.
-
-    `job`: task and settings; `force`: replace existing files.
+    """Write `texts` ({file name: text}), the task's file of `job` and spectrakit's wheel into `folder`; `force`:
+    replace files.
     """
     from spectrakit.kaggle.offline.wheels import own_wheel
 

@@ -94,10 +94,7 @@ def session_texts(job: CloudJob) -> dict[str, str]:
 
 # %% ../../nbs/90_cloud/03_colab_session.ipynb #54a85d20
 def init_colab(folder: Path | str, job: CloudJob, force: bool = False) -> tuple[list[Path], list[str]]:
-    """Write a session for Colab's client; return its files and commands.
-
-    Raise RequestError, before any writing, if the job is wrong.
-    """
+    """Write a session for Colab's client; return its files and commands."""
     check_job(job, MOST_HOURS)
     if job.gpu not in GPUS:
         raise RequestError(

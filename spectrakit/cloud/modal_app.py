@@ -170,10 +170,7 @@ def modal_commands(folder: Path, job: CloudJob) -> list[str]:
 
 
 def init_modal(folder: Path | str, job: CloudJob, force: bool = False) -> tuple[list[Path], list[str]]:
-    """Write an app for Modal; return its files and commands.
-
-    Raise RequestError, before any writing, if the job is wrong.
-    """
+    """Write an app for Modal; return its files and commands."""
     check_job(job, MOST_HOURS)
     files = write_job(folder, job, {"app.py": app_text(job)}, force)
     return files, modal_commands(Path(folder), job)

@@ -84,10 +84,7 @@ def sbatch_text(job: CloudJob, gpus: int) -> str:
 
 # %% ../../nbs/90_cloud/02_slurm_job.ipynb #f6de8fb9
 def init_slurm(folder: Path | str, job: CloudJob, gpus: int = 1, force: bool = False) -> tuple[list[Path], list[str]]:
-    """Write a batch job for `gpus` GPUs of one machine into `folder`; return its files and commands.
-
-    `job`: task, settings, hours and cores; `force`: replace existing files.
-    """
+    """Write `job` for `gpus` GPUs of one machine into `folder` (`force`: replace files); return files and commands."""
     check_job(job, MOST_HOURS)
     if isinstance(gpus, bool) or not 1 <= gpus <= 16:
         raise RequestError(f"--gpus {gpus} is not possible. Write 1 to 16, the GPUs of one machine.")

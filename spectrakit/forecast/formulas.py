@@ -128,13 +128,9 @@ def time_range(parts: Mapping[str, float], m: Measurement) -> tuple[float, float
 
 
 def sessions_needed(total_s: float, start_s: float, left_s: float | None, whole_s: float | None) -> int:
-    """Return the sessions for a run of `total_s` seconds; 0 if it never ends.
+    """Return the sessions for a run of `total_s`; 0 if it never ends.
 
-    Args:
-        total_s: Seconds of the run.
-        start_s: Seconds of each session before its first step.
-        left_s: Seconds left in this session; None: no limit.
-        whole_s: Seconds of each later session.
+    `left_s` are left in this session (None: no limit), `whole_s` in later ones, `start_s` precede the first step.
     """
     if left_s is None or total_s <= left_s:
         return 1
@@ -187,14 +183,9 @@ def _larger_batch(w: Workload, m: Measurement, parts: Mapping[str, float], total
 def best_change(
     w: Workload, m: Measurement, parts: Mapping[str, float], cores: int = 1, workers: Any = 0
 ) -> Change | None:
-    """Return the change of settings that saves most time; None below 2 %.
+    """Return the setting that saves most time of `parts` (seconds by activity), or None below 2 %.
 
-    Args:
-        w: Work of the run.
-        m: Measurement on this machine.
-        parts: Seconds of the run by activity.
-        cores: CPU cores of a rank.
-        workers: Value of dataloader.num_workers.
+    `w` is the work, `m` its measurement on `cores` CPU cores with `workers` of the loader.
     """
     total = max(1e-9, sum(parts.values()))
     found = [

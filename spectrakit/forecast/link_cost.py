@@ -64,18 +64,10 @@ def estimate(
     total_steps: int | None = None,
     slower: float = BY_HOST,
 ) -> Estimate:
-    """Return the seconds per step with DDP and with DiLoCo.
+    """Return the seconds per step with DDP and with DiLoCo, if a step without exchange takes `step_s`.
 
-    Args:
-        parameters: Exchanged parameters, four bytes each.
-        step_s: Seconds of a step without exchange.
-        bytes_per_s: Bytes that a worker sends per second.
-        workers: Number of workers.
-        total_steps: Steps of the run, to keep enough rounds.
-        slower: Slowdown of DiLoCo's exchange (through host memory) relative to DDP's.
-
-    Raises:
-        RequestError: A number is out of range.
+    `workers` exchange `parameters` of four bytes at `bytes_per_s` each; `total_steps` limits rounds; DiLoCo is
+    `slower`. Raise RequestError if a number is out of range.
     """
     _check_numbers(parameters, step_s, bytes_per_s, workers)
     exchange_s = ring_bytes(4 * parameters, workers) / bytes_per_s
@@ -119,13 +111,9 @@ ENOUGH_S = 0.05  # seconds of an exchange long enough to be timed
 
 
 def measure_link(group: Any, workers: int, device: Any = "cpu", most_bytes: int = 2**24) -> float:
-    """Return the bytes per second that each worker sends; all must call it.
+    """Return the bytes per second that each of `workers` in `group` sends from `device`, by vectors up to `most_bytes`.
 
-    Args:
-        group: Process group of the workers.
-        workers: Number of workers.
-        device: Device of the vectors.
-        most_bytes: Largest vector.
+    All must call it.
     """
     import torch
     import torch.distributed as dist

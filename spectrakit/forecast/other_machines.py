@@ -76,13 +76,8 @@ def _compute_factor(b: Basis, place: Place, fast: tuple[float, float], size: int
 
 
 def time_there(b: Basis, place: Place, fast: tuple[float, float], size: int) -> tuple[float, float]:
-    """Return bounds of the run's seconds at a place.
-
-    Args:
-        b: Measurements on this machine.
-        place: Platform.
-        fast: Bounds of its device's relative speed.
-        size: Micro batch size there.
+    """Return bounds of the run's seconds at `place` for `b`, a device `fast` times as fast, and micro batches of
+    `size`.
     """
     low, high = _compute_factor(b, place, fast, size)
     p, readers = b.parts_s, b.cores / (place.cores or b.cores)

@@ -58,15 +58,7 @@ class Surroundings:
 class Forecast:
     """Requirements of a run, as a table in a notebook, else as text.
 
-    Args:
-        task: Name of the task.
-        profile: Name of the profile.
-        workload: Steps, evaluations and checkpoints.
-        ranks: Measurement of each rank.
-        start_s: Seconds from the request to the first step.
-        here: Limits of this machine and session.
-        notes: Messages from the measurement.
-        static: Memory counted without a step, see `jobs.static_memory`.
+    `start_s` are seconds from the request to the first step; `here` limits; `static` memory counted without a step.
     """
 
     task: str

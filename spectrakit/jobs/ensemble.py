@@ -39,13 +39,8 @@ def _other_samples(first: Chunks | None, chunks: Chunks, arrays: dict[str, Any])
 
 # %% ../../nbs/55_jobs/05_ensemble.ipynb #459a4af9
 class Ensemble:
-    """Combined predictions of several runs.
-
-    Attributes:
-        how: Kind of average, as in `Mixture`.
-        context: Ranks that predict together.
-        target: Destination and time limit.
-        file: Submission file; None: no table.
+    """Combined predictions of several runs: `how` as in `Mixture`, on the ranks of `context`, for `target` and table
+    `file`.
     """
 
     def __init__(self, how: str, context: RunContext, target: Target, file: SubmissionFile | None):
@@ -86,17 +81,10 @@ class Ensemble:
 def predict_runs(
     task: Any, members: Sequence[Member], context: RunContext, target: Target, how: str = "mean"
 ) -> tuple[str, str]:
-    """Predict with the best checkpoints of several runs and average; return (status, reason).
+    """Predict `task` with the best checkpoints of the runs `members` and average; return (status, reason).
 
-    Args:
-        task: Task of all runs.
-        members: Runs; the last ones are left out if time is short.
-        context: Ranks that predict together.
-        target: Destination of `predictions.npz` and the table, and time limit.
-        how: mean, rank or geometric.
-
-    Raises:
-        RequestError: No run can be used.
+    `context` has the ranks, `target` destination and time limit, `how` is mean, rank or geometric. The last runs are
+    left out if time is short. Raise RequestError if no run can be used.
     """
     config = members[0].config
     check_task(task, config)

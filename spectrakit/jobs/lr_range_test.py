@@ -128,14 +128,9 @@ def step_at(s: TrainState, factor: float) -> None:
 
 # %% ../../nbs/55_jobs/01_lr_range_test.ipynb #3de35391
 def record_loss(s: TrainState, sweep: Sweep, curve: Smoothed, rate: float, loss: float) -> tuple[str, str, str] | None:
-    """Log a loss; return (status, cause, reason) if the sweep ends here, on all ranks.
+    """Log this rank's `loss` before the step with the next `rate` of `sweep`, also in `curve`, for the state `s`.
 
-    Args:
-        s: Train state.
-        sweep: Learning rates.
-        curve: Moving average of the losses.
-        rate: Learning rate of the next step.
-        loss: This rank's part of the loss before that step.
+    Return (status, cause, reason) if the sweep ends here, on all ranks.
     """
     p, heartbeat = s.progress, s.context.heartbeat
     if heartbeat.rank == 0:
@@ -226,17 +221,9 @@ def write_sweep(s: TrainState, sweep: Sweep, base: BaseRate) -> None:
 
 # %% ../../nbs/55_jobs/01_lr_range_test.ipynb #a32483aa
 def range_run(task: Any, config: Config, execution: Execution, sweep: Sweep, inline: bool = False) -> tuple[str, str]:
-    """Sweep the learning rate in this process; return (status, reason). One process per machine writes events.jsonl.
+    """Sweep the learning rate of `task` with `config` over `sweep`; return (status, reason).
 
-    Args:
-        task: Task.
-        config: Settings.
-        execution: Environment; its `run_dir` takes the events.
-        sweep: Learning rates.
-        inline: Whether task and model are the caller's own objects.
-
-    Raises:
-        RequestError: The request is invalid.
+    One process per machine writes events into the folder of `execution`. `inline`: task and model are the caller's.
     """
     context, folder = execution.context, execution.run_dir
     log, broken = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog(), False

@@ -22,16 +22,9 @@ from ..train.learner.model import after_datasets
 
 # %% ../../nbs/55_jobs/06_mean_submission.ipynb #438b94a4
 class MeanSubmission:
-    """Submission file of several runs of a task, which begins as the known sample submission.
+    """Submission file `out` of several runs of a `task`, which begins as the known sample submission.
 
-    Attributes:
-        task: Task with `submission`.
-        config: Settings for its test data.
-        out: Submission file.
-        folder: Folder for the record; None: no record.
-
-    Raises:
-        RequestError: The file cannot be written, or the sample submission cannot be read.
+    `config` has the settings for its test data, `folder` takes the record, if any.
     """
 
     def __init__(self, task: Any, config: Config, out: Path, folder: Path | None):

@@ -95,7 +95,7 @@ def quiet(config: Config) -> Config:
 
 
 def make_steps(s: TrainState, count: int) -> float:
-    """Make `count` optimizer steps as in a run; return the seconds. Raise RuntimeError if they fail."""
+    """Make `count` optimizer steps as in a run; return the seconds."""
     began = time.monotonic()
     s.schedule.total_steps = s.progress.step + count
     status, reason = train_loop(s)
@@ -133,7 +133,7 @@ def _use(s: TrainState, plan: BatchPlan) -> None:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #48355cc3
 def per_step_s(whole_s: float, count: int, one_s: float) -> float:
-    """Return the seconds of a step if calls with `count` steps take `whole_s` and with one step `one_s`."""
+    """Return the seconds of a step, as calls of `count` steps take `whole_s`, and of one `one_s`."""
     each = whole_s / count
     return max(each / 2, (whole_s - one_s) / (count - 1)) if count > 1 else each
 
@@ -254,10 +254,7 @@ def _optimizer_of(s: TrainState, model: Any) -> Any:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #e40a9af5
 def try_device(device: Any, half: bool) -> tuple[float, float]:
-    """Return 10¹² operations per second of a matrix product and 10¹² bytes per second of a copy, best of three.
-
-    `half` selects fp16 for the product.
-    """
+    """Return 10¹² operations per second of a matrix product (fp16 if `half`), and 10¹² bytes per second of a copy."""
     import torch
 
     gpu = device.type == "cuda"
@@ -280,10 +277,7 @@ def try_device(device: Any, half: bool) -> tuple[float, float]:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #ab86ad01
 def exchange_advice(s: TrainState, step_s: float, steps: int) -> str | None:
-    """Return a sentence that compares DDP with DiLoCo, if both are possible. Every rank calls it.
-
-    `step_s` are the seconds of a step with its gradient reduction, `steps` is their number in the run.
-    """
+    """Return a comparison of DDP and DiLoCo for `steps` of `step_s` seconds with reduction. Every rank calls it."""
     context = s.context
     if context.world_size == 1 or context.sharded:
         return None
@@ -303,15 +297,9 @@ def measurement_file(folder: Path, rank: int) -> Path:
 
 # %% ../../nbs/55_jobs/04_measurement.ipynb #f88965e9
 def measure(task: Any, config: Config, execution: Execution, log: EventLog, watch: Watch, seconds: float) -> None:
-    """Prepare a task, measure it, and write the result next to the log. Every rank calls it.
+    """Prepare `task` with `config` in `execution`, time steps for about `seconds`, and write the result next to `log`.
 
-    Args:
-        task: Task.
-        config: Settings.
-        execution: Environment.
-        log: Event log.
-        watch: Callbacks for the model and for results of the sanity check.
-        seconds: Approximate duration of the timed steps.
+    `watch` has callbacks for the model and the sanity check. Every rank calls it.
     """
     s = prepare(task, quiet(config), execution, log, watch=watch)
     s.parts = measured_parts(s)
@@ -353,17 +341,9 @@ def measure(task: Any, config: Config, execution: Execution, log: EventLog, watc
 def measure_run(
     task: Any, config: Config, execution: Execution, seconds: float, inline: bool = False
 ) -> tuple[str, str]:
-    """Measure a task in this process; return (status, reason). Results are in the folder of `execution`.
+    """Measure `task` with `config` in this process for about `seconds`; return (status, reason).
 
-    Args:
-        task: Task.
-        config: Settings.
-        execution: Environment; its `run_dir` takes events and a checkpoint.
-        seconds: Approximate duration of the timed steps.
-        inline: Whether task and model are the caller's own objects.
-
-    Raises:
-        RequestError: The request is invalid.
+    The folder of `execution` takes events and results. `inline`: task and model are the caller's.
     """
     context, reason = execution.context, ""
     log = EventLog(log_file(execution.run_dir)) if context.is_main else NullLog()

@@ -42,16 +42,10 @@ from ..watchdog.time_budget import SUBMIT_S
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #cc01afe6
 def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu") -> tuple[Any, str, list[str]]:
-    """Return the model of the best checkpoint, on the CPU in eval mode, the checkpoint's name, and notes.
+    """Return the model of the best checkpoint in `run_dir`, on the CPU in eval mode, the checkpoint's name, and notes.
 
-    Args:
-        task: Task; it also gets the state it held beside the model.
-        config: Settings of the run.
-        run_dir: Folder of the run.
-        device: Device of modules that the task holds.
-
-    Raises:
-        RequestError: There is no valid checkpoint, or its weights do not fit.
+    `task` gets its own state on `device`; `config` has the run's settings. Raise RequestError without a checkpoint that
+    fits.
     """
     path, notes = find_checkpoint(run_dir / "checkpoints", "BEST")
     if path is None:
@@ -73,14 +67,9 @@ def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu")
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #73cb4715
 def batches_of(task: Any, dataset: Any, config: Config, context: RunContext, stage: str = "predict") -> Batches:
-    """Return the batches that this rank predicts.
+    """Return the batches of `dataset` that this rank of `context` predicts for `task` with `config`.
 
-    Args:
-        task: Task with `collate`.
-        dataset: Map-style data set, equal on all ranks.
-        config: Settings with the batch size.
-        context: Ranks that share the work.
-        stage: "predict", or "valid" for held-out samples with targets.
+    `stage` is "predict", or "valid" for held-out samples with targets.
     """
     place = Placement(context.device, context.rank, context.world_size)
     return eval_batches(dataset, config, place, collate_of(task, stage))
@@ -95,8 +84,8 @@ def predict_rounds(
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the outputs of some batches at a time, in order, on rank 0; empty lists on other ranks.
 
-    `over` is called on rank 0 after each round; True ends it on all ranks. `task`, `model`, `dataset`, `config` and
-    `context` are as in `predict_dataset`.
+    `over`, called on rank 0 after each round, ends it on all; `task`, `model`, `dataset`, `config`, `context`: see
+    `predict_dataset`.
     """
     batches = dataset if isinstance(dataset, Batches) else batches_of(task, dataset, config, context)
     mine, length, due, began = dict[int, dict](), 1, 1, time.monotonic()
@@ -125,7 +114,10 @@ def _columns_of_batch(task: Any, model: Any, batch: Any, config: Config, context
 def predict_dataset(
     task: Any, model: Any, dataset: Any, config: Config, context: RunContext, folder: Path | None = None
 ) -> dict[str, Any] | None:
-    """Return predictions for a data set: NumPy arrays [samples, …] by name, in order.
+    """Return predictions for a data set: NumPy arrays [samples, …] by name, in order, on rank 0.
+
+    They are `predictions` (or a mapping's names), `targets` and ids. Outputs of different lengths are padded with NaN,
+    or -1 for integers, and `prediction_lengths` has their lengths.
 
     Args:
         task: Task with `predict`.
@@ -134,10 +126,6 @@ def predict_dataset(
         config: Settings with the batch size.
         context: Ranks that share the work.
         folder: Folder for predictions larger than the memory.
-
-    Returns:
-        `predictions` (or a mapping's names), `targets` and ids on rank 0. Outputs of different lengths are padded with
-        NaN, or -1 for integers, and `prediction_lengths` has their lengths.
     """
     spool = _spooled(task, model, dataset, config, context, folder)
     return spool.arrays() if context.is_main else None
@@ -160,7 +148,7 @@ def _row_blocks(values: Any) -> Iterator[Any]:
 
 
 def not_finite(arrays: dict[str, Any]) -> list[str]:
-    """Return a note for each name with predictions that are not finite, except targets and padded values."""
+    """Return a note for each name with predictions that are not finite."""
     import numpy
 
     notes = []
@@ -198,13 +186,9 @@ class Target:
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #19565ac7
 class Chunks:
-    """Predictions on rank 0 and the growing table. `spool` has the predictions; `cut` is the reason for an early end.
+    """Predictions on rank 0 in `spool`, and the growing table `file`; `cut` is the reason for an early end.
 
-    Attributes:
-        task: Task with `submission`.
-        samples: Number of samples to predict.
-        target: Destination and time limit.
-        file: Submission file; None: no table.
+    `samples` of `task` are predicted for `target`.
     """
 
     def __init__(self, task: Any, samples: int, target: Target, file: SubmissionFile | None):
@@ -225,7 +209,7 @@ class Chunks:
         return bool(self.cut)
 
     def add(self, batches: list[dict[str, Any]]) -> None:
-        """Add the batches of a round; rewrite the table from time to time, using at most a twentieth of the time."""
+        """Add the batches of a round; rewrite the table in at most a twentieth of the time."""
         for batch in batches:
             self.spool.add(batch)
         done = self.spool.samples()
@@ -256,13 +240,8 @@ PLACE = {True: "predictions.npz", False: PARTIAL}
 
 
 def write_all(chunks: Chunks, arrays: dict[str, Any], name: str, notes: list[str]) -> tuple[str, str]:
-    """Write predictions and table; return (status, reason).
-
-    Args:
-        chunks: State of the predictions.
-        arrays: Predictions by name.
-        name: Checkpoint or models used.
-        notes: Notes for the record.
+    """Write the predictions `arrays` of `chunks` by the models `name`, and the table with `notes`; return (status,
+    reason).
     """
     done, samples = chunks.spool.samples(), chunks.samples
     notes = [*notes, *not_finite(arrays)]
@@ -292,17 +271,10 @@ class Member:
 def predict_member(
     task: Any, member: Member, context: RunContext, target: Target, file: SubmissionFile | None
 ) -> tuple[Chunks, str, list[str]]:
-    """Predict with the best checkpoint of a run; return the predictions, the checkpoint's name and notes.
+    """Predict `task` with the best checkpoint of `member`; return the predictions, the checkpoint's name and notes.
 
-    Args:
-        task: Task.
-        member: Run and settings.
-        context: Ranks that predict together.
-        target: Destination and time limit.
-        file: Submission file to update meanwhile; None: no table.
-
-    Raises:
-        RequestError: There is no checkpoint, or there are no samples.
+    `context` has the ranks, `target` the time limit; `file` is updated meanwhile, if any. Raise RequestError without
+    checkpoint or samples.
     """
     config = member.config
     model, name, notes = _model_to_predict_with(task, config, context, member.run_dir)
@@ -324,17 +296,10 @@ def predict_member(
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #38ed5858
 def predict_run(task: Any, config: Config, context: RunContext, run_dir: Path, target: Target) -> tuple[str, str]:
-    """Predict with the best checkpoint of a run, write the submission, and return (status, reason).
+    """Predict `task` with the best checkpoint in `run_dir`, write the submission, and return (status, reason).
 
-    Args:
-        task: Task.
-        config: Settings of the run.
-        context: Ranks that predict together.
-        run_dir: Folder of the run.
-        target: Destination of `predictions.npz` and the table, and time limit.
-
-    Raises:
-        RequestError: There is no checkpoint, or there are no samples.
+    `config` has the run's settings, `context` the ranks, `target` destination and time limit. Raise RequestError
+    without checkpoint or samples.
     """
     check_task(task, config)
     context.heartbeat.beat("preparing")
@@ -357,9 +322,8 @@ def _facts_of(config: Config, spool: PredictionSpool, dataset: Any) -> dict[str,
 def predict_fold(task: Any, config: Config, context: RunContext, run_dir: Path, folder: Path) -> tuple[str, str]:
     """Predict held-out samples of a run; return (status, reason).
 
-    Write to `folder`: `out_of_fold.npz` for the validation data, `predictions.npz` for test data, if any, and
-    `train.npz` for the training data if folds.predict_train is set. `task`, `config`, `context`, `run_dir` are as in
-    `predict_run`. Raise RequestError if there is no checkpoint or no held-out data.
+    Write to `folder`: `out_of_fold.npz`, `predictions.npz` for test data, and `train.npz` if folds.predict_train is
+    set. `task`, `config`, `context`, `run_dir` are as in `predict_run`.
     """
     context.heartbeat.beat("preparing")
     with repeatable(config.trainer.deterministic, context.matmul):

@@ -71,16 +71,9 @@ class Replayed:
 
 
 def scored(task: Any, part: Replayed, form: str, over: Callable[[], bool]) -> dict[int, dict[str, tuple]]:
-    """Return {name: (sum, count)} of each batch by index.
+    """Return {name: (sum, count)} of each batch of `part` by index, scored by `task`.
 
-    Args:
-        task: Task with `metrics`.
-        part: Predictions and the settings of their run.
-        form: Form of the predictions, a key of FORMS.
-        over: Returns True when the time is over.
-
-    Raises:
-        RequestError: The time is over, or the samples are not the predicted ones.
+    `form` is a key of FORMS; `over` tells that the time is over. Raise RequestError then, or if the samples differ.
     """
     import torch
 
@@ -124,17 +117,9 @@ def _form_of(task: Any, metric: str, known: Replayed, over: Callable[[], bool]) 
 def score_of_predictions(
     task: Any, metric: str, known: Replayed, parts: Sequence[Replayed], limit_s: float = 60.0
 ) -> float:
-    """Return the monitored metric of several predictions together.
+    """Return `metric` of `task`, a mean over samples, for the predictions `parts` together.
 
-    Args:
-        task: Task with `metrics`.
-        metric: Name of a metric that is a mean over samples.
-        known: Predictions of a single run with their value.
-        parts: Predictions to score.
-        limit_s: Time limit in seconds.
-
-    Raises:
-        RequestError: The metric cannot be computed; the message is the reason.
+    `known` are predictions of a single run with their value. Raise RequestError with the reason, also after `limit_s`.
     """
     ends = time.monotonic() + limit_s
 

@@ -38,7 +38,7 @@ def is_frame(value: Any) -> bool:
 
 
 def columns_of_frame(frame: Any) -> dict[str, list]:
-    """Return columns and named index levels of a pandas or polars table by name; the first of equal names."""
+    """Return columns and named index levels of a pandas or polars table by name."""
     names, columns = [str(name) for name in frame.columns], dict[str, list]()
     for level, name in enumerate(frame.index.names if hasattr(frame, "index") else ()):
         if name is not None and str(name) not in names:
@@ -63,17 +63,9 @@ def frame_like(columns: Mapping[str, Any], given: Sequence[Any]) -> Any:
 def batch_predictions(
     task: Any, model: Any, config: Config, context: RunContext, given: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return a model's predictions for one batch of the evaluation API: arrays [samples, …] by name.
+    """Return the predictions [samples, …] by name of `model` for the batch `given` by the gateway.
 
-    Args:
-        task: Task.
-        model: Model in eval mode.
-        config: Settings of the run.
-        context: Device and precision.
-        given: Arguments from the gateway.
-
-    Raises:
-        RequestError: The task cannot answer the batch.
+    `task`, `config` and `context` are the model's. Raise RequestError if the task cannot answer.
     """
     where = f"{type(task).__name__}.serve_dataset"
     if config.folds.columns:
@@ -90,10 +82,7 @@ def batch_predictions(
 
 # %% ../../nbs/55_jobs/07_serving.ipynb #9cd51c3a
 def answer_of(task: Any, arrays: dict[str, Any], given: Sequence[Any]) -> Any:
-    """Return the answer of `task`, which has read the batch, for the predictions `arrays`.
-
-    `given` are the arguments from the gateway. Raise RequestError if the task cannot create it.
-    """
+    """Return the answer of `task` for the predictions `arrays` of the batch `given`."""
     if provides(task, "serve_answer"):
         with explained(task, "serve_answer", "on the predictions of a batch", always=True):
             outputs = {name: values for name, values in arrays.items() if name != "targets"}
@@ -157,16 +146,9 @@ def _loaded(task: Any, member: Member, count: int, context: RunContext) -> tuple
 def load_models(
     task: Any, members: Sequence[Member], context: RunContext, devices: int = 1
 ) -> tuple[list[ServedModel], list[str]]:
-    """Return the models of some runs, and notes on those left out.
+    """Return the models of `task` from the runs `members` on `devices` of `context`, and notes on those left out.
 
-    Args:
-        task: Task.
-        members: Runs with their settings and weights.
-        context: Context of this process.
-        devices: Number of devices for the models.
-
-    Raises:
-        RequestError: No model can be loaded.
+    Raise RequestError if none can be loaded.
     """
     places = [replace(context, own_device=device) for device in _devices(context, devices)]
     models, notes = list[ServedModel](), list[str]()
@@ -230,10 +212,7 @@ class Together:
         self.lanes = [_Lane(group, max(1, threads)) for group in devices.values()]
 
     def predict(self, given: Sequence[Any], until: float) -> tuple[Any, dict[str, Any], list[str]]:
-        """Return a task that has read the batch, the average, and notes on missing models.
-
-        `until` is the deadline (monotonic). Raise RequestError if no model has answered.
-        """
+        """Return a task that has read the batch, the average, and notes on models that miss the deadline `until`."""
         now, answers = time.monotonic(), queue.SimpleQueue[Any]()
         ends = until - min(_MIX_S, 0.1 * (until - now))
         lanes = [lane for lane in self.lanes if not lane.busy] or self.lanes  # do not wait for a hanging one twice
@@ -320,18 +299,10 @@ def _reply(
 def serve_requests(
     task: Any, members: Sequence[Member], context: RunContext, channel: Channel, how: str = "mean", devices: int = 1
 ) -> tuple[str, str]:
-    """Answer batches with the best checkpoints of some runs; return (status, reason) at the end.
+    """Answer batches for `task` with the best checkpoints of the runs `members`; return (status, reason) at the end.
 
-    Args:
-        task: Task.
-        members: Runs with their settings and weights.
-        context: Context of this process.
-        channel: Socket for requests.
-        how: mean (with votes for labels), geometric or vote.
-        devices: Number of devices for the models.
-
-    Raises:
-        RequestError: No model can be loaded.
+    `context` is this process's, `channel` the socket, `how` mean (labels: vote), geometric or vote, `devices` their
+    number. Raise RequestError if no model can be loaded.
     """
     config = members[0].config
     check_task(task, config)

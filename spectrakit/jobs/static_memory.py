@@ -14,13 +14,9 @@ from ..task.loss import as_loss
 
 # %% ../../nbs/55_jobs/03_static_memory.ipynb #1c61e278
 def count_step(make_model: Callable, make_optimizer: Callable, loss_of: Callable, data: Any) -> dict[str, int]:
-    """Return the peak bytes of an optimizer step, in total and by kind, without computing it.
+    """Return the peak bytes of an optimizer step on the batch `data`, in total and by kind, without computing it.
 
-    Args:
-        make_model: Returns a model.
-        make_optimizer: Returns the optimizer of a model.
-        loss_of: Returns the task's loss for a model and a batch.
-        data: Batch with real shapes.
+    `make_model`, `make_optimizer` and `loss_of` return the model, its optimizer, and the loss of model and batch.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -49,9 +45,8 @@ def count_step(make_model: Callable, make_optimizer: Callable, loss_of: Callable
 
 # %% ../../nbs/55_jobs/03_static_memory.ipynb #775911ce
 def static_memory(make_model: Callable, make_optimizer: Callable, loss_of: Callable, data: Any) -> dict[str, Any]:
-    """Return `bytes` as from `count_step`, or `why` it failed. Random states are restored.
-
-    `make_model`, `make_optimizer`, `loss_of` and `data` are as in `count_step`.
+    """Return `bytes` as from `count_step`, or `why` it failed; `make_model`, `make_optimizer`, `loss_of`, `data`: as
+    there.
     """
     from spectrakit.checkpoint.store import random_state, restore_random_state
 

@@ -55,17 +55,10 @@ def disk_of(config: Config) -> Path:
 
 
 def check_run(task: Any, config: Config, execution: Execution, folder: Path, inline: bool = False) -> tuple[str, str]:
-    """Check the contract of a task in this process; return (status, reason).
+    """Check the contract of `task` with `config` in this process; return (status, reason).
 
-    Args:
-        task: Task.
-        config: Settings.
-        execution: Execution environment.
-        folder: Folder of this machine for results and events.
-        inline: Whether task and model are the caller's own objects.
-
-    Raises:
-        RequestError: A part fails, or the request is invalid.
+    `execution` is the environment, `folder` takes results and events. `inline`: task and model are the caller's. Raise
+    RequestError if a part fails.
     """
     context, reason = execution.context, ""
     log = EventLog(log_file(folder)) if inline or context.heartbeat.rank == 0 else NullLog()

@@ -95,7 +95,7 @@ def describe_attempt(attempt: Attempt, page: SharedPage) -> None:
 
 # %% ../../nbs/60_launch/08_attempt.ipynb #ef7b7592
 def clear_traces(attempt: Attempt) -> None:
-    """Rename errors of an earlier start, and remove its other files, and foreign links, pipes and devices."""
+    """Rename errors of an earlier start, and remove its other files and foreign links."""
     attempt.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in attempt.logs.iterdir():
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
@@ -112,9 +112,8 @@ def clear_traces(attempt: Attempt) -> None:
 
 # %% ../../nbs/60_launch/08_attempt.ipynb #3fc01f0a
 def _network_card(job: Job) -> dict[str, str]:
-    """Return the variables for the network card, unless set by the user.
-
-    On one machine gloo uses the loopback interface, on several the card that leads to distributed.rdzv_endpoint.
+    """Return the variables for the network card, unless set by the user: loopback, or the card that leads to the other
+    machines.
     """
     named = {*os.environ, *job.config.distributed.env}
     if job.config.distributed.num_nodes == 1:
@@ -204,11 +203,7 @@ def _be_child(folder: Path, task: Any, environ: dict[str, str], log: Path) -> No
 class ForkedProcess:
     """Forked child with the part of `subprocess.Popen` that the supervisor uses.
 
-    Attributes:
-        folder: Folder of the attempt.
-        task: The unpickled task.
-        environ: Variables of the child.
-        log: File for its output.
+    It starts the job in `folder` with the unpickled `task` and the variables `environ`; `log` takes its output.
     """
 
     def __init__(self, folder: Path, task: Any, environ: dict[str, str], log: Path):
@@ -234,10 +229,7 @@ class ForkedProcess:
 
 # %% ../../nbs/60_launch/08_attempt.ipynb #08b453ed
 def start_process(attempt: Attempt) -> tuple[Any, str | None]:
-    """Start the process, or the parent of several ranks, and return it with the use of a waiting process.
-
-    Raise OSError on failure.
-    """
+    """Start the process, or the parent of several ranks; return it and the use of a waiting process."""
     log, environ = (
         attempt.streams / ("rank-0.log" if attempt.launcher is None else "launcher.log"),
         child_environ(attempt),

@@ -163,16 +163,10 @@ def _refusal(what: str, name: str) -> RequestError:
 
 
 def consented(path: Path, config: Config, trusted: bool, task: Any = None) -> tuple[Config, list[str]]:
-    """Return the usable settings of a run, and a sentence on each reset setting.
+    """Return the usable settings of the run in `path`, from its `config`, and a sentence on each reset setting.
 
-    Args:
-        path: Folder of the run.
-        config: Its settings.
-        trusted: Whether the caller consents to everything.
-        task: Task passed by the caller; None for the one in the settings.
-
-    Raises:
-        RequestError: The run was not made here and its settings would import code.
+    `trusted` consents to everything. Raise RequestError if a run made elsewhere would import code, unless `task` is
+    given.
     """
     if trusted or not is_foreign(path):
         return config, []
@@ -201,16 +195,9 @@ def is_foreign_file(file: Path) -> bool:
 
 
 def consented_file(file: Path | str | None, overrides: Iterable[str], trusted: bool, task: str | None) -> Config:
-    """Return the settings of a file with `overrides`; print ignored settings.
+    """Return the settings of `file` (None: the profiles) with `overrides`; print ignored settings.
 
-    Args:
-        file: Settings file, or a run's folder; None for the profiles.
-        overrides: Settings typed on the command line.
-        trusted: As in `consented`.
-        task: Task typed on the command line; None for the one in the file.
-
-    Raises:
-        RequestError: As in `consented`.
+    `trusted` and RequestError are as in `consented`, `task` is the one on the command line.
     """
     config = compose(*overrides, config=file)
     path = None if file is None else Path(file) / "config.yaml" if Path(file).is_dir() else Path(file)

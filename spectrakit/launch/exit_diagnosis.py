@@ -294,5 +294,5 @@ DIAGNOSES: tuple[Callable[[Evidence], AttemptResult | None], ...] = (
 
 
 def diagnose(evidence: Evidence) -> AttemptResult:
-    """Return the diagnosis of an ended start. Raise RequestError if a rank refused the request before training."""
+    """Return the diagnosis of an ended start. RequestError if a rank refused the request."""
     return next(result for diagnosis in DIAGNOSES if (result := diagnosis(evidence)) is not None)

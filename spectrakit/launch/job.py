@@ -175,10 +175,7 @@ def check_config(config: Any, caller: str) -> None:
 
 
 def with_task(config: Config, task: Any, caller: str) -> Config:
-    """Return `config` with the name of `task`, an object or a name, and the settings of a built-in task.
-
-    Raise RequestError, which names the function `caller`, if either is invalid.
-    """
+    """Return `config` with the name of `task` and the settings of a built-in one; errors name the function `caller`."""
     check_config(config, caller)
     if isinstance(task, str):
         check_task_name(task)
@@ -221,7 +218,7 @@ def _unwritable(parent: Path | str, error: OSError) -> RequestError:
 
 
 def new_job_folder(parent: Path | str | None = None) -> Path:
-    """Return a new private folder in `parent` (default: TMPDIR). Raise RequestError if it cannot be created."""
+    """Return a new private folder in `parent` (default: TMPDIR)."""
     parent = parent or temporary_folder()
     try:
         return Path(tempfile.mkdtemp(prefix="spectrakit-job-", dir=parent)).absolute()
@@ -256,17 +253,10 @@ def _cwd() -> str | None:
 def write_job(
     job: Job, task: Any, folder_parent: Path | str | None = None, mapped_from_bytes: int = MAPPED_FROM_BYTES
 ) -> Path:
-    """Write a job to a new private folder, and return the folder.
+    """Write `job` to a new private folder in `folder_parent` (default: TMPDIR), and return the folder.
 
-    Args:
-        job: The job.
-        task: Name or object; None for a task that a fork inherits.
-        folder_parent: Folder in which to create it (default: TMPDIR).
-        mapped_from_bytes: Size from which arrays become shared files.
-
-    Raises:
-        TaskNotPicklable: The task cannot be pickled.
-        RequestError: The disk is full or read-only.
+    `task` is a name, an object, or None in a fork; arrays of at least `mapped_from_bytes` become shared files. Raise
+    TaskNotPicklable, or RequestError if the disk is full.
     """
     folder = new_job_folder(folder_parent)
     try:
@@ -308,10 +298,7 @@ def change_config(folder: Path | str, config: Config) -> None:
 
 # %% ../../nbs/60_launch/03_job.ipynb #ecc531c3
 def read_job(folder: Path | str, task: Any = None) -> tuple[Job, Any]:
-    """Return the job in `folder` and its task, and change to the writer's working folder.
-
-    `task` is the object that a fork inherited. Raise RequestError if the job or its task cannot be read.
-    """
+    """Return the job in `folder` and its task (in a fork: `task`), and change to the writer's working folder."""
     folder = Path(folder).absolute()
     check_private(folder)
     head = read_job_file(folder)

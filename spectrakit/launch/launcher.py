@@ -48,10 +48,7 @@ from ..system.signals import hears_hang_up, interrupts
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #eb1fc3e1
 def _why_forks_break() -> str | None:
-    """Return a reason if CUDA would be initialised before the fork, else None.
-
-    Accelerate before 1.14 does that with a torch that binds processes to memory nodes (accelerate#4059).
-    """
+    """Return a reason if CUDA would be initialised before the fork, else None: accelerate#4059, fixed in 1.14."""
     from importlib.metadata import PackageNotFoundError, version
 
     own = launch_packages(os.environ)  # versions in the launch processes
@@ -68,16 +65,10 @@ def _why_forks_break() -> str | None:
 def choose_launcher(
     config: Config, platform: Platform, plan: Processes, failed: dict[str, str]
 ) -> tuple[str | None, str]:
-    """Return the launcher, notebook_launcher or torchrun, or None for one process, and the reason.
+    """Return notebook_launcher, torchrun, or None for one process, and the reason.
 
-    Args:
-        config: Its launch.mode decides unless it is auto.
-        platform: The machine, for its GPUs.
-        plan: Number of processes and machines.
-        failed: Launchers that failed in this session, with reasons.
-
-    Raises:
-        RequestError: If launch.mode is impossible here.
+    `config` decides unless launch.mode is auto; then `platform`, the `plan` of processes, and the launchers that
+    `failed` in this session. Raise RequestError if launch.mode is impossible here.
     """
     mode, linux = config.launch.mode, sys.platform.startswith("linux")
     if plan.world_size == 1:
@@ -406,10 +397,7 @@ def _workers_of(job: Job) -> int:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #23a2fc07
 def tidy_checkpoints(checkpoints: Path) -> None:
-    """Remove partial files of killed processes, and restore checkpoints under temporary names.
-
-    No process may be writing there.
-    """
+    """Remove partial files of killed processes, and restore checkpoints under temporary names. None may be writing."""
     import psutil
 
     for pattern in (".writing-*", ".gone-*"):
@@ -439,13 +427,9 @@ def repair_pointers(checkpoints: Path) -> list[str]:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #0de8f16a
 def run_supervised(job: Job, task: Any, tick: Callable[[], None], interrupted: list[int]) -> Outcome:
-    """Run a job in child processes, with restarts. Raise RequestError for an invalid or refused request.
+    """Run `job` with `task`, an object or name, in child processes, with restarts.
 
-    Args:
-        job: The job.
-        task: Task object, or its name.
-        tick: Called about ten times per second, to redraw.
-        interrupted: Signals of the user, appended by a handler.
+    `tick` is called about ten times per second; a handler appends the user's signals to `interrupted`.
     """
     plan = job.request.processes
     job = _without_passed_limit(job.with_config(_with_world_size(job.config, plan)))
@@ -619,15 +603,9 @@ def _launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
 
 # %% ../../nbs/60_launch/11_launcher.ipynb #49f63089
 def launch(job: Job, task: Any, tick: Callable[[], None]) -> Outcome:
-    """Run a job in child processes or in this one, according to launch.mode.
+    """Run a job with `task`, an object or name, in child processes or in this one, according to launch.mode.
 
-    Args:
-        job: The job, with its request.
-        task: Task object, or its name.
-        tick: Called about ten times per second, to redraw.
-
-    Raises:
-        RequestError: If the request is invalid.
+    `tick` is called about ten times per second. Raise RequestError if the request is invalid.
     """
     job.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if job.kind.trains:

@@ -124,13 +124,9 @@ def _start(job: dict) -> tuple[subprocess.Popen, socket.socket]:
 
 # %% ../../nbs/60_launch/05_log_relay.ipynb #cf9b0719
 class LogRelay:
-    """Relay for log files. OSError or AttributeError: the system has no named pipes.
+    """Relay of pipes in `folder` to the log files `names` in `logs`, which masks the secrets of `environ`.
 
-    Attributes:
-        folder: New folder with a pipe for each name.
-        logs: Folder of the logs.
-        names: Names of the logs.
-        environ: Environment of the printing processes; values of secrets are masked.
+    OSError or AttributeError: the system has no named pipes.
     """
 
     def __init__(self, folder: Path, logs: Path, names: Iterable[str], environ: Mapping[str, str]):

@@ -54,10 +54,7 @@ class RunRequest:
 
 # %% ../../nbs/60_launch/01_request.ipynb #9b869b3c
 def new_request(config: Config, platform: Platform | None = None, began: float | None = None) -> RunRequest:
-    """Return the request for `config`.
-
-    `platform` defaults to the detected one, `began` (unix seconds) to now.
-    """
+    """Return the request for `config` on `platform` (default: detected) at `began` (unix seconds, default: now)."""
     platform, began = platform or detect(), time.time() if began is None else began
     resolved, auto = resolve_env(config, platform)
     limit = time_limit(resolved, platform, began)

@@ -266,17 +266,10 @@ def watch_process(
     interrupted: list[int],
     every_s: float = 0.1,
 ) -> Observed:
-    """Wait for a process, end it at a problem or a second interrupt, and return the observations.
+    """Wait for a process, end it at a problem or a second interrupt, and return the observations. It never survives.
 
-    It never survives this call.
-
-    Args:
-        child: The process, with `pid` and `poll`.
-        attempt: Its start.
-        detector: Hang detector of its ranks.
-        tick: Called in each iteration, to redraw.
-        interrupted: Signals of the user, appended by a handler.
-        every_s: Seconds between iterations.
+    `child` has `pid` and `poll`; `detector` watches the ranks of `attempt`; `tick` is called every `every_s` seconds; a
+    handler appends the user's signals to `interrupted`.
     """
     observed, next_look = Observed(), 0.0
     try:
@@ -382,10 +375,9 @@ def _relayed(attempt: Attempt, tick: Callable[[], None]) -> Iterator[Callable[[]
 
 # %% ../../nbs/60_launch/10_supervisor.ipynb #34a4f4b1
 def run_attempt(attempt: Attempt, tick: Callable[[], None], interrupted: list[int]) -> AttemptResult:
-    """Start a job's processes, and wait for their end.
+    """Start a job's processes, and wait for their end; `tick` and `interrupted` as in `watch_process`.
 
-    `tick` is called about ten times per second; a handler appends signals of the user to `interrupted`. Raise
-    RequestError if a rank refused the request before training.
+    Raise RequestError if a rank refused the request before training.
     """
     job, began, kills = attempt.job, time.monotonic(), memory_kills()
     try:

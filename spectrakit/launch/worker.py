@@ -113,14 +113,10 @@ def do_job(
     heartbeat: Heartbeat | None = None,
     on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> tuple[str, str]:
-    """Run a job in this process; return (status, reason). Raise RequestError for an invalid request.
+    """Run `job` with the object `task` in this process; return (status, reason).
 
-    Args:
-        job: The job.
-        task: The task object.
-        stop_requested: Returns flags such as STOP once per step, 0 for none.
-        heartbeat: This rank's entry in the supervisor's shared page; None in the user's process.
-        on_folder: Called with the folder of rank 0's run.
+    `stop_requested` returns flags such as STOP; `heartbeat` is this rank's entry in the shared page (None: the user's
+    process); `on_folder` gets the folder of rank 0's run.
     """
     import torch
 
@@ -263,8 +259,7 @@ def leave(status: int) -> NoReturn:
 def rank_main(folder: Path | str, task: Any = None, parent: int | None = None) -> int:
     """Run one training process; return its exit status: 0, 1 for a failure, 2 for a refused request.
 
-    `folder` is that of the job, `task` the object in a fork, `parent` the process with which it dies (default: from the
-    job).
+    `folder` is the job's, `task` the object in a fork; the process dies with process `parent`.
     """
     folder, place = Path(folder), rank_of(os.environ)
     extra, rank = (file := read_job_file(folder))["extra"], place.rank if place else 0
@@ -413,7 +408,7 @@ _PARENT = "SPECTRAKIT_SUPERVISOR"  # environment variable with the parent of the
 def start(folder: str, task: Any = None, parent: int | None = None) -> int:
     """Run the job in `folder` as the only rank, or as the parent of several; return the exit status.
 
-    `task` is the object in a fork. This process dies with process `parent` (default: the writer of the job).
+    `task` is the object in a fork; this process dies with process `parent` (default: the job's writer).
     """
     file = read_job_file(Path(folder))
     extra = file["extra"]

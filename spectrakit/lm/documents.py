@@ -24,9 +24,8 @@ from ..system.errors import RequestError, did_you_mean
 
 # %% ../../nbs/92_lm/01_documents.ipynb #d1717b46
 class BadRow(Exception):
-    """Unreadable row, or rest of a shard.
-
-    `reason`: message or function returning it; `after`: position behind the row, None at the end.
+    """Unreadable row, or rest of a shard, with `reason` (or a function for it) and the position `after` it, None at the
+    end.
     """
 
     def __init__(self, reason: str | Callable[[], str], after: int | None):
@@ -272,10 +271,7 @@ def _check_whole(corpus: FileCorpus) -> FileCorpus:
 
 # %% ../../nbs/92_lm/01_documents.ipynb #c835823a
 def open_files(path: Path, max_files: int | None = None) -> FileCorpus:
-    """Return the corpus of a file, or of at most `max_files` files of a folder.
-
-    Raise RequestError if none or several formats fit.
-    """
+    """Return the corpus of a file, or of at most `max_files` files of a folder in one format."""
     if path.is_file():
         if (kind := format_of(path)) is None:
             raise RequestError(f"{path.name} has no known ending. Supported are {', '.join(FORMATS)}, and .gz.")
@@ -506,10 +502,7 @@ def _split_of(path: Path) -> str | None:
 
 
 def files_of(corpus: FileCorpus, folder: Path, split: str) -> FileCorpus:
-    """Return the files named after `split`; others, and a single one, belong to train.
-
-    Raise RequestError if there are none.
-    """
+    """Return the files named after `split`; others, and a single one, belong to train."""
     wanted = _split_named(split)
     if split == "all" or (wanted == "train" and folder.is_file()):
         return corpus
@@ -675,10 +668,7 @@ def _open_local(place: Place, wanted: Wanted, max_files: int | None) -> Corpus:
 
 
 def open_corpus(place: Place, wanted: Wanted = Wanted(), max_files: int | None = None) -> Corpus:
-    """Return the part `wanted` of the corpus at `place`, with at most `max_files` files.
-
-    Raise RequestError if it cannot be read.
-    """
+    """Return the part `wanted` of the corpus at `place`, with at most `max_files` files."""
     if place.path is not None and wanted.streaming is not True:
         return _open_local(place, wanted, max_files)
     if place.path is not None and wanted.subset is not None and not wanted.names_split:

@@ -155,13 +155,10 @@ def _of_template(template: str) -> TextFields:
 def find_text(
     corpus: Corpus, named: Any = None, template: str | None = None, skips_bad: bool = False
 ) -> tuple[TextFields, str]:
-    """Return a corpus's text fields and the reason; raise RequestError if a shard has none.
+    """Return the text fields of `corpus` and the reason; raise RequestError if a shard has none.
 
-    Args:
-        corpus: Shards to check.
-        named: Field, or several of which each row has one. Default: found automatically.
-        template: Text with fields in braces. Default: one field.
-        skips_bad: Skip unreadable rows.
+    `named` is a field, or several of which each row has one; `template` a text with fields in braces; `skips_bad` skips
+    unreadable rows.
     """
     rows = _first_rows(corpus, 0, _ROWS, skips_bad)
     if not rows:

@@ -130,9 +130,8 @@ def _check_options(options: dict[str, Any]) -> None:
 
 # %% ../../nbs/92_lm/06_language_model.ipynb #6e2cbeaf
 def token_losses(logits: Any, labels: Any) -> Any:
-    """Return the sum of -log p over each row's tokens, Tensor [rows], float32.
-
-    `logits`: Tensor [rows, length, vocabulary]; `labels`: Tensor [rows, length], -100 without a prediction.
+    """Return the sum of -log p per row, float32 [rows], of `logits` [rows, length, vocabulary]; `labels`: -100 without
+    one.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -190,10 +189,7 @@ BUFFER = 10_000  # documents; default of data.shuffle_buffer
 
 
 def training_source(option: dict[str, Any], config: Config) -> tuple[DocumentSource, DocumentSource | None, str]:
-    """Return training documents, validation documents or None, and how their text was found.
-
-    `option`: all options of the task; `config`: seed, buffer, number of files.
-    """
+    """Return training documents, validation documents or None, and how their text was found."""
     source, why = _source(option, option["data"], option["split"], config)
     held, valid = _held_out(option), None
     if held == "auto":
@@ -251,13 +247,9 @@ def _gathers_to_generate(model: Any) -> bool:
 
 
 def generate(model: Any, batch: dict[str, Any], encoder: Encoder, new_tokens: int) -> list[str]:
-    """Return each prompt's continuation up to its end.
+    """Return the continuation by `model` of each prompt in `batch`, padded on the left, up to its end in `encoder`.
 
-    Args:
-        model: In eval mode.
-        batch: `input` and `attention_mask`, Tensors [prompts, length], padded on the left.
-        encoder: Tokenizer with the end-of-text token.
-        new_tokens: Maximum tokens of each.
+    `new_tokens` is the most for each.
     """
     tokenizer, ends = encoder.tokenizer, ends_of(model, encoder.end)
     gathered = _gathers_to_generate(model)

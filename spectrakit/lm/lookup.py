@@ -78,10 +78,7 @@ def _model_below(folder: Path) -> Path | None:
 
 
 def locate(name: Any, what: str) -> Place:
-    """Return the location of the "model" or "data set" `name`, without asking the hub.
-
-    Raise RequestError if missing.
-    """
+    """Return the location of the "model" or "data set" `name`, without asking the hub; RequestError if missing."""
     if not isinstance(name, str) or not name.strip():
         raise RequestError(
             f"There is no {what}. Name one, such as task.{'model' if what == 'model' else 'data'}=./folder, an "
@@ -128,13 +125,8 @@ def _meaning(error: BaseException) -> str:
 
 # %% ../../nbs/92_lm/00_lookup.ipynb #c8038b92
 def hub_error(place: Place, what: str, error: BaseException, offline: bool) -> RequestError:
-    """Return the RequestError for a library's error.
-
-    Args:
-        place: Location that was read.
-        what: "model", "tokenizer" or "data set".
-        error: The error.
-        offline: Whether the session has no internet.
+    """Return the RequestError for a library's `error` about `what`, such as "model", at `place`; `offline`: no
+    internet.
     """
     if place.path is not None:
         message = _meaning(error)

@@ -210,16 +210,9 @@ def _check_nothing_lacks(name: str, lacking: set[str]) -> None:
 
 # %% ../../nbs/92_lm/05_pretrained.ipynb #35d86592
 def load_model(name: str, pretrained: bool = True, attention: str | None = None, dtype: str = "float32") -> Any:
-    """Return a causal language model.
+    """Return the causal language model `name`: folder, input, or name of the hub. Raise RequestError if it is none.
 
-    Args:
-        name: Folder, input, or name of the hub.
-        pretrained: Load its weights, or only its config.json with random weights.
-        attention: Implementation, such as sdpa. Default: chosen by transformers.
-        dtype: Type of the weights; "auto" keeps the file's.
-
-    Raises:
-        RequestError: It is missing, or no causal language model.
+    `pretrained` loads its weights; `attention` is an implementation such as sdpa; `dtype` "auto" keeps the file's type.
     """
     need("transformers", "A language model")
     from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig

@@ -128,7 +128,7 @@ class DocumentReading:
             self._buffer.append(text)
 
     def take(self, count: int) -> list[str]:
-        """Return the next `count` documents, fewer at the end or before a bad row; then raise UnreadableText."""
+        """Return the next `count` documents, fewer at the end or before a bad row."""
         texts: list[str] = []
         try:
             while self._error is None and len(texts) < count and (text := self._next()) is not None:

@@ -64,11 +64,9 @@ class SequenceForm:
 
 # %% ../../nbs/92_lm/04_sequences.ipynb #098c6872
 def collate_rows(rows: Sequence[tuple[Any, int]], pad: int) -> dict[str, Any]:
-    """Return a batch of `rows` (token ids, width; 0: the longest, rounded up to 8), filled with `pad`.
+    """Return `input` and `labels` [rows, width] of `rows`, filled with `pad`, and predicted `tokens` [rows].
 
-    Returns:
-        `input` and `labels` [rows, width], predicted `tokens` [rows], and with marked first tokens, which are not
-            predicted, `positions` [rows, width] in their documents
+    With marked first tokens, which are not predicted, also `positions` [rows, width] in their documents.
     """
     import torch
 

@@ -56,10 +56,7 @@ def socket_room(folder: str | None = None) -> str | None:
 
 # %% ../../nbs/84_serving/01_answering.ipynb #5731185c
 class Worker:
-    """Process that predicts, for a `job` of kind SERVE and a `task` or its name.
-
-    `failed`: why there is no process and none will start, otherwise ''.
-    """
+    """Process that predicts, for a `job` of kind SERVE and a `task`; `failed` tells why none will start."""
 
     def __init__(self, job: Job, task: Any):
         self.folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=socket_room(), ignore_cleanup_errors=True)
@@ -172,7 +169,7 @@ _LITTLE_S = 10.0  # for a process busy with an abandoned batch
 class Answers:
     """Answers to all batches, one at a time; `answer` never raises.
 
-    `worker` predicts, `standing` is the fallback after `batch_s` seconds; `say` prints; `left_s` returns the time left.
+    `standing` answers in place of `worker` after `batch_s` seconds; `say` prints; `left_s` returns the time left.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ _PLACES = ("", "*/", "competitions/*/", "*/*/", "datasets/*/*/")  # below an inp
 
 
 def evaluation_folder(data: str | Path | None, folders: Iterable[str | Path]) -> Path:
-    """Return the folder of a competition's data with `kaggle_evaluation`.
-
-    `data`: folder or slug; None: the only one below `folders`. Raise RequestError if none or several are found.
-    """
+    """Return the data folder (`data`: it or its slug, None: the only one) with `kaggle_evaluation`."""
     if data is not None:
         try:
             path = checked_path(data, "The competition's data")

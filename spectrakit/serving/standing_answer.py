@@ -70,10 +70,7 @@ def _as_number(value: Any) -> Any:
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #7d10aa01
 def is_scored(value: Any, numeric: bool, blank: bool = True) -> bool:
-    """Return whether a metric can score a value: present and, if `numeric`, finite.
-
-    `blank` allows empty texts.
-    """
+    """Return whether a metric can score a value: present (`blank`: or empty) and, if `numeric`, finite."""
     value = _plain(value)
     if hasattr(value, "__len__"):  # a text; lists are not checked
         return not numeric and (blank or not isinstance(value, str) or bool(value.strip()))
@@ -259,11 +256,7 @@ def _repaired_table(
 
 # %% ../../nbs/84_serving/00_standing_answer.ipynb #6ae3bfa3
 def mend(standing: StandingAnswer, answer: Any, given: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
-    """Return an answer that the gateway can score, and messages about repairs.
-
-    Missing rows and invalid values of `answer` come from the fallback; so does all of it if a column is missing.
-    `given`: the batch.
-    """
+    """Return an answer to `given` that the gateway can score, and messages; gaps of `answer` come from the fallback."""
     if hasattr(answer, "collect") or hasattr(answer, "to_frame"):  # a lazy frame, or one column
         table = answer.collect() if hasattr(answer, "collect") else answer.to_frame()
         mended, wrong = mend(standing, table, given)

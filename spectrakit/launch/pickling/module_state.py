@@ -257,11 +257,7 @@ class _Trial(_Strict):
 class StatePickler(_Strict):
     """Pickler that replaces each unpicklable part by a placeholder and counts them in `notes`.
 
-    Attributes:
-        file: Binary file to write to.
-        mapped_from_bytes: Arrays of at least this many bytes go to files of their own.
-        prefix: First letters of those files' names.
-        modules: Result of `special_modules()` (default: as of now).
+    `file`, `mapped_from_bytes`, `prefix` and `modules` are as in `TaskPickler`.
     """
 
     def __init__(self, file: Any, mapped_from_bytes: int, prefix: str, modules: dict[int, str] | None = None):
@@ -329,7 +325,7 @@ def _dumped(
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #4f3feb19
 def write_modules(folder: Path, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
-    """Write the state of the user's modules into a job's `folder`. Raise RequestError if the disk is full."""
+    """Write the state of the user's modules into a job's `folder`."""
     states, modules = {}, special_modules()
     for number, (name, module) in enumerate(own_modules().items()):
         places, prefix = places_of(module), f"module{number}"
@@ -480,7 +476,7 @@ class Settled:
         self._claimed: dict[int, tuple[Any, Any]] = {}  # id of a local object → (local object, sent object)
 
     def settle(self, here: Any, sent: Any, token: int | None) -> Any:
-        """Return `here`, changed in place to equal `sent`, or `sent`. `token` is the object's id in the notebook."""
+        """Return `here`, changed in place to equal `sent`, or `sent`; `token` is the object's id in the notebook."""
         if token is None:
             return self._merged(here, sent)
         if token not in self._by_token:
@@ -701,10 +697,7 @@ def _take_over(module: types.ModuleType, change: _Change, state: ModuleState) ->
 
 # %% ../../../nbs/60_launch/00_pickling/01_module_state.ipynb #bd13f824
 def apply_state(name: str, state: ModuleState, folder: Path) -> None:
-    """Bring the freshly imported module `name` to its `state` in the notebook; `folder` is the job's.
-
-    Raise RequestError if a change cannot be applied.
-    """
+    """Bring the fresh module `name` to its `state` in the notebook; RequestError if a change cannot be applied."""
     module = sys.modules[name]
     try:
         sent = TaskUnpickler(io.BytesIO(state.content), folder).load()
@@ -780,10 +773,7 @@ def settle_module(name: str) -> None:
 
 
 def read_modules(folder: Path) -> None:
-    """Install the import hook that restores each user module from the job's `folder`, and restore imported ones.
-
-    Raise RequestError if one cannot be restored.
-    """
+    """Install the import hook that restores each user module from the job's `folder`, and restore imported ones."""
     file = folder / "modules.pkl"
     if not file.is_file():
         return

@@ -169,13 +169,9 @@ def _found_by_name(thing: Any, modules: dict[int, str]) -> tuple | None:
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #d32f48cd
 class TaskPickler(cloudpickle.Pickler):
-    """Pickler of tasks.
+    """Pickler of tasks into `file`. Arrays from `mapped_from_bytes` on go to files whose names begin with `prefix`.
 
-    Attributes:
-        file: Binary file to write to.
-        mapped_from_bytes: Arrays of at least this many bytes go to files of their own.
-        prefix: First letters of those files' names.
-        modules: Result of `special_modules()` (default: as of now).
+    `modules` is the result of `special_modules()`.
     """
 
     def __init__(self, file: Any, mapped_from_bytes: int, prefix: str = "array", modules: dict[int, str] | None = None):
@@ -280,7 +276,7 @@ def _wrapped(untyped: Any, dtype: Any) -> Any:
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #23a2fc06
 def _map(folder: Path, source: tuple) -> Any:
-    """Return the mapped bytes (uint8) at `source`. Raise RequestError if the file is missing or was changed."""
+    """Return the mapped bytes (uint8) at `source`, an unchanged file."""
     import numpy
 
     if len(source) == 1:
@@ -408,7 +404,7 @@ _LARGER = "Set the environment variable TMPDIR to a folder on a larger disk, or 
 
 
 def write_arrays(folder: Path, blocks: dict[str, _MemoryBlock], name: str) -> None:
-    """Write each block to a .npy file in `folder`. Raise RequestError, naming the task `name`, if the disk is full."""
+    """Write each block to a .npy file in `folder`; a full disk is a RequestError that names the task `name`."""
     import numpy
 
     needed, free = sum(block.nbytes for block in blocks.values()), shutil.disk_usage(folder).free
@@ -432,7 +428,7 @@ def _is_full(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def full_disk_as_error(folder: Path, name: str) -> Iterator[None]:
-    """Raise a RequestError that names `folder`, TMPDIR and the data `name` if the disk becomes full."""
+    """Turn a full disk into a RequestError that names `folder`, TMPDIR and the data `name`."""
     try:
         yield
     except OSError as error:
@@ -457,17 +453,10 @@ def _not_picklable(task: Any, name: str, error: Exception) -> TaskNotPicklable:
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #23a2fc11
 def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> None:
-    """Write a task to task.pkl, and its large arrays to separate files.
+    """Write `task` to task.pkl in the private `folder`, and arrays from `mapped_from_bytes` on to files; `name` is for
+    errors.
 
-    Args:
-        folder: Private folder of the job.
-        task: Any object.
-        name: Task name for error messages.
-        mapped_from_bytes: Size from which arrays get a file.
-
-    Raises:
-        TaskNotPicklable: A part of the task cannot be pickled.
-        RequestError: The disk is full.
+    Raise TaskNotPicklable, or RequestError if the disk is full.
     """
     with full_disk_as_error(folder, f"The arrays of the task {name}"):
         with open(folder / "task.pkl", "xb") as file:
@@ -482,10 +471,7 @@ def write_task(folder: Path, task: Any, name: str, mapped_from_bytes: int = MAPP
 
 # %% ../../../nbs/60_launch/00_pickling/00_task_pickle.ipynb #23a2fc12
 def read_task(folder: Path, name: str) -> Any:
-    """Return the task from task.pkl in `folder`.
-
-    Raise RequestError if the folder is not private or a module, file or class of the task `name` is missing.
-    """
+    """Return the task `name` from task.pkl in `folder`. RequestError if it is not private, or a part is missing."""
     check_private(folder)
     try:
         with open(folder / "task.pkl", "rb") as file:
