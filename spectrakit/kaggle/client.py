@@ -115,11 +115,7 @@ def _run(program: str, arguments: Sequence[str], show: bool) -> tuple[int, str]:
 
 
 def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Sequence[float] = ()) -> str:
-    """Show a client's command, run it unless `dry_run`, print and return its output; raise KaggleError with its
-    message.
-
-    `pauses_s`: seconds before each new try.
-    """
+    """Show a client's command, run it unless `dry_run`, and return its output; `pauses_s` precede new tries."""
     program = None if dry_run else client()
     print(shown_command(arguments), flush=True)
     if program is None:
@@ -131,10 +127,7 @@ def call_client(arguments: Sequence[str], dry_run: bool = False, pauses_s: Seque
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #31fe1ffb
 def ask_client(arguments: Sequence[str], pauses_s: Sequence[float] = PAUSES_S) -> tuple[int, str]:
-    """Run a client command that only reads, silently; return (exit status, output).
-
-    `pauses_s`: seconds before each new try.
-    """
+    """Run a client command that only reads, silently; return (exit status, output)."""
     program = client()
     return _answered(lambda: _run(program, arguments, show=False), pauses_s, show=False)
 
@@ -181,7 +174,7 @@ def fill_owner(file: Path, owner: str | None) -> dict[str, Any]:
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #f5a4f7d9
 def _fill_wheels(folder: Path, wheels: Path | str | None) -> None:
-    """Write the hash of `wheels`, or of those beside the kernel if it names none, into the install cell."""
+    """Write the hash of `wheels`, or of those beside the kernel, into the install cell."""
     house, file = wheels or wheels_beside(folder), folder / str(read_metadata(folder / KERNEL_FILE).get("code_file"))
     text = file.read_text(encoding="utf-8") if house and file.is_file() else ""
     if not house or (named_sha256(text) and wheels is None):
@@ -314,10 +307,9 @@ def _target(folder: Path | str, what: str, dry_run: bool) -> str:
 def kernel_output(
     kernel: Path | str, folder: Path | str, *, files: str | None = None, force: bool = False, dry_run: bool = False
 ) -> None:
-    """Fetch the output of a kernel's last run, up to 20 GB, into `folder`.
+    """Fetch the output of a `kernel`'s last run into `folder`.
 
-    `kernel`: folder or owner/slug; `files`: regular expression of names; `force`: fetch existing files again;
-    `dry_run`: only show the command.
+    `files`: pattern of names, `force`: fetch again, `dry_run`: show the command only.
     """
     if files is not None:
         try:
@@ -332,10 +324,7 @@ def kernel_output(
 
 # %% ../../nbs/88_kaggle/09_client.ipynb #a9f22a03
 def pull_kernel(kernel: Path | str, folder: Path | str, *, force: bool = False, dry_run: bool = False) -> None:
-    """Fetch a kernel's code and metadata into `folder`; with `force` overwrite files.
-
-    `kernel`: folder or owner/slug; `dry_run`: only show the command.
-    """
+    """Fetch a `kernel`'s code and metadata into `folder`; `force`: overwrite files, `dry_run`: show only."""
     name = kernel_name(kernel)
     target = checked_path(folder, "The folder")
     files = sorted(path.name for path in target.iterdir()) if target.is_dir() else []

@@ -98,10 +98,7 @@ def task_source(task: str) -> tuple[Path, str, str]:
 
 
 def task_cells(task: str | None, inputs: Iterable[str] = (), script: bool = False) -> tuple[list[str], str]:
-    """Return the cells that define a task, and its expression.
-
-    `task`: built-in name, file.py:Name, or None for a new one. Raise RequestError if a kernel cannot contain it.
-    """
+    """Return the cells that define a task (built-in, file.py:Name, None: a new one), and its expression."""
     if task is None:
         folder = next(iter(inputs), "")
         data = (
@@ -148,9 +145,7 @@ def _notebook_json(cells: Iterable[tuple[str, str, str]]) -> str:
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #342c54ce
 def notebook_text(title: str, task: str | None, inputs: Iterable[str], words: Iterable[str] = QUICK) -> str:
-    """Return the text of the notebook file; `title`: heading, `task`: see KernelCode, `inputs`: slugs, `words`:
-    settings.
-    """
+    """Return the notebook file for `title`, `task`, attached `inputs` and settings `words`."""
     made, expression = task_cells(task, inputs)
     does = "Trains within the session, goes on where an earlier session stopped, and writes `submission.csv`."
     cells = [
@@ -188,9 +183,8 @@ def _code_text(title: str, code: "KernelCode", inputs: Iterable[str]) -> str:
 def script_text(
     title: str, task: str | None, inputs: Iterable[str], utility: bool = False, words: Iterable[str] = QUICK
 ) -> str:
-    """Return the source of a script or, without training, a `utility` module.
-
-    `title`: its docstring; `task`: see KernelCode; `inputs`: attached slugs; `words`: settings.
+    """Return a script, or a `utility` module without training, for `title`, `task`, attached `inputs` and settings
+    `words`.
     """
     made, expression = task_cells(task, inputs, script=True)
     parts = [json.dumps(title, ensure_ascii=False), INSTALL_CELL, "import spectrakit as sk", *made]
@@ -251,9 +245,7 @@ def _sources(owner: str, given: KernelSources) -> dict[str, list[str]]:
 
 # %% ../../nbs/88_kaggle/08_init.ipynb #1c686c07
 def kernel_values(title: str, owner: str, kind: str, sources: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the metadata of a new kernel, with every entry; `sources`: entries `…_sources`; for `title`, `owner`,
-    `kind`.
-    """
+    """Return the metadata of a new kernel: `title`, `owner`, `kind`, and entries `sources`."""
     slug, utility = slug_of(title), kind == "utility"
     name = (slug.replace("-", "_") if utility else slug) + SUFFIXES[kind]
     wheels = [f"{owner}/{WHEELS}", *sources.get("dataset_sources", [])]
@@ -317,9 +309,8 @@ def plan_kernel(
     sources: KernelSources = KernelSources(),
     force: bool = False,
 ) -> KernelPlan:
-    """Return the plan of a kernel without writing it; raise RequestError for a wrong argument.
-
-    `folder`, `title`, `owner`, `code`, `sources` and `force` are as in `init_kernel`.
+    """Return the plan of a kernel without writing it; `folder`, `title`, `owner`, `code`, `sources`, `force`: see
+    `init_kernel`.
     """
     if folder == "":
         raise RequestError("The folder has no name. Name one, such as soil-first; '.' is the current one.")

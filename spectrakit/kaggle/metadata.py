@@ -438,10 +438,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
 
 # %% ../../nbs/88_kaggle/01_metadata.ipynb #bcf5df1c
 def known_owner(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the Kaggle user name: `given`, KAGGLE_USERNAME, the client's login, or the placeholder.
-
-    Raise RequestError if it is invalid.
-    """
+    """Return the Kaggle user name: `given`, KAGGLE_USERNAME, the client's login, or the placeholder."""
     name, source = given, "--owner"
     if name is None:
         name, source = environ.get("KAGGLE_USERNAME") or None, "KAGGLE_USERNAME"

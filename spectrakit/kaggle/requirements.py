@@ -40,11 +40,7 @@ OURS = {"spectrakit", "hydra"}  # assumed contents of the wheels if no folder of
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel folder with code and settings.
-
-    `wheels`: modules that its wheels install; `house`: their wheelhouse.json; `wheels_slug`: their data set;
-    `wheels_folder`: their local folder.
-    """
+    """Kernel folder with code and settings; the modules of its `wheels`, with manifest, data set and local folder."""
 
     folder: Path
     values: dict[str, Any]
@@ -86,9 +82,7 @@ def _names(code: str, house: Path) -> tuple[bool, bool]:
 
 
 def wheels_beside(folder: Path) -> Path | None:
-    """Return the wheels in or beside `folder` or here, or None; of several those that the kernel names, else the
-    newest.
-    """
+    """Return the wheels in or beside `folder` or here, or None; of several those that it names, else the newest."""
     around = {path.resolve(): path for path in (Path.cwd(), folder.resolve().parent, folder)}
     lists = [file for top in around.values() for file in [*top.glob("wheelhouse.json"), *top.glob("*/wheelhouse.json")]]
     if len(lists) < 2:
@@ -106,7 +100,7 @@ def _code_folder(folder: Path, file: Path) -> Path:
 
 
 def _code_file(folder: Path, name: str) -> Path:
-    """Return the path of the code file; raise RequestError outside the allowed folders: a push publishes it."""
+    """Return the path of the code file; refuse one outside the allowed folders: a push publishes it."""
     metadata = place(folder / KERNEL_FILE)
     if not name.isprintable():
         raise RequestError(
@@ -122,7 +116,7 @@ def _code_file(folder: Path, name: str) -> Path:
 
 # %% ../../nbs/88_kaggle/04_requirements.ipynb #codf0003
 def open_kernel(folder: Path | str, wheels: Path | str | None = None, owner: str | None = None) -> Kernel:
-    """Return the kernel in `folder`; raise RequestError if it cannot be read. `owner`: in place of the placeholder."""
+    """Return the kernel in `folder`, with `owner` in place of the placeholder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise RequestError(f"There is no folder {str(folder)!r}. Make one: spectrakit kaggle init {folder}")

@@ -59,10 +59,7 @@ def _cell_of(number: int, cell: dict[str, Any]) -> Cell:
 
 
 def read_code(file: Path) -> tuple[list[Cell], dict[str, Any]]:
-    """Return the cells of a notebook or script, and the notebook's metadata.
-
-    Raise RequestError if `file` cannot be read or is no notebook of format 4.
-    """
+    """Return the cells of a notebook (format 4) or script, and the notebook's metadata."""
     text = read_text(file)
     if file.suffix.lower() != ".ipynb":
         return [Cell(None, "code", text)], {}
@@ -327,7 +324,7 @@ class Scope:
         return "maybe" if any(isinstance(one, ast.Name) and one.id in self.guessed for one in inside) else self.how
 
     def note(self, kind: str, node: ast.AST, name: str, **more: Any) -> None:
-        """Append a Use to the list `kind` of the facts, at the place of `node`, called `name`, with fields `more`."""
+        """Append a Use called `name`, with `more`, at `node` to the list `kind` of the facts."""
         use = Use(name, self.cell.at(getattr(node, "lineno", None)), self.sure(node), **more)
         getattr(self.facts, kind).append(use)
 
@@ -497,7 +494,7 @@ def note_dict(scope: Scope, node: ast.Dict) -> Nodes:
 
 # %% ../../nbs/88_kaggle/02_static_analysis.ipynb #e13a1458
 def note_commands(scope: Scope, node: ast.AST, line: str, how: dict[str, bool] | None = None) -> None:
-    """Note each command of a shell `line` at `node` in `scope`; `how`: {"check": whether a failure ends it all}."""
+    """Note each command of a shell `line` at `node` in `scope`; `how`: {"check": a failure ends it all}."""
     for words in map(python_module, commands(line)):
         if words:
             scope.note("shell", node, line.strip(), args=tuple(words), keywords=how or {})
@@ -563,7 +560,7 @@ def note_started(scope: Scope, node: ast.Call, call: Use) -> Nodes:
 
 
 def note_words(scope: Scope, node: ast.Call, parts: list[ast.expr], how: dict[str, bool]) -> None:
-    """Note a command in a list of words, `parts`, of the call `node` in `scope`; `how` as in `note_commands`."""
+    """Note a command of the words `parts` of the call `node` in `scope`; `how` as in `note_commands`."""
     words = ["python" if _dotted(part) == "sys.executable" else text_of(part, scope.names) or UNKNOWN for part in parts]
     if command := python_module(words):
         scope.note("shell", node, " ".join(words).replace(UNKNOWN, "…"), args=tuple(command), keywords=how)

@@ -104,7 +104,7 @@ def dataset_status(name: str) -> str | None:
 
 
 def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
-    """Wait for a data set, asking each `poll_s` seconds; raise KaggleError on failure or after `most_s`."""
+    """Wait for a data set, asking each `poll_s` seconds, at most `most_s`."""
     end, last = time.monotonic() + most_s, ""
     while (status := dataset_status(name) or "not there yet") != "ready":
         if status != last:
@@ -121,7 +121,7 @@ def wait_until_ready(name: str, poll_s: float, most_s: float = 1800.0) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000001
 def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
-    """Create a data set from `folder`; `words`: further client arguments. Raise KaggleError if refused."""
+    """Create a data set from `folder`; `words`: further client arguments."""
     output = call_client(["datasets", "create", "-p", str(folder), *words], dry_run)
     if refused := re.search(r"creation error: (.+)", output):  # with exit status 0
         raise KaggleError(
@@ -130,10 +130,7 @@ def create_dataset(folder: Path, dry_run: bool, *words: str) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #e2b4d1e7
 def wheels_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_run: bool) -> Path:
-    """Return the kernel's folder of wheels, made if needed: `wheels`, else beside `folder`.
-
-    `owner`: for new metadata; `dry_run`: make nothing.
-    """
+    """Return the wheels, `wheels` or beside `folder`, made for `owner` if missing and not `dry_run`."""
     house = Path(wheels) if wheels is not None else wheels_beside(folder) or folder.resolve().parent / "wheels"
     if not (house / "wheelhouse.json").is_file():
         print(one_line(f"making {house}: this version of spectrakit, and the packages that Kaggle lacks"), flush=True)
@@ -143,10 +140,7 @@ def wheels_for(folder: Path, wheels: Path | str | None, owner: str | None, dry_r
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #67203712
 def upload_wheels(house: Path, owner: str | None, known: str, options: "UpOptions") -> str:
-    """Upload the wheels in `house` unless their hash is `known`; return it.
-
-    `owner`: in place of a placeholder; `options`: for `dry_run` and `poll_s`.
-    """
+    """Upload the wheels in `house` for `owner` unless their hash is `known`; return it. `options`: of `kaggle_up`."""
     values = fill_owner(house / DATASET_FILE, None if options.dry_run else owner)
     name, sha256 = str(values.get("id")), list_sha256(house)
     if name.startswith(PLACEHOLDER) and not options.dry_run:
@@ -188,7 +182,7 @@ def _wait_for_end(name: str, poll_s: float) -> tuple[str, str]:
 
 
 def follow_run(folder: Path, options: UpOptions) -> tuple[str, str]:
-    """Print a kernel's log; return its final status and reason; raise KaggleError if the client fails."""
+    """Print a kernel's log; return its final status and reason."""
     name = kernel_name(folder)
     try:
         kernel_logs(folder, follow=True, dry_run=options.dry_run)
@@ -293,10 +287,7 @@ def fetch_kept(folder: Path, version: int, options: UpOptions) -> Path:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #k9000008
 def attach_output(folder: Path, version: int, options: UpOptions) -> None:
-    """Attach the output of `version` to the kernel, as a data set.
-
-    Raise RequestError if the version still runs or left no checkpoint.
-    """
+    """Attach the output of `version`, which must have ended with a checkpoint, as a data set."""
     status = "" if options.dry_run else run_status(kernel_name(folder))[0]
     if status and status != "COMPLETE" and status not in FAILED:
         raise RequestError(f"Version {version} has not ended ({status}). Without --keep the same command follows it.")
@@ -344,10 +335,10 @@ def _check_asked(folder: Path, options: UpOptions) -> None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #d460e58b
 def kaggle_up(folder: Path | str, *, owner: str | None = None, options: UpOptions = UpOptions()) -> UpResult:
-    """Push the kernel in `folder`, follow its run, and fetch its output; after an error the same call continues.
+    """Upload wheels, push the kernel in `folder`, follow its run, and fetch its output; after an error the same call
+    continues.
 
-    Wheels are made and uploaded if needed. `owner`: Kaggle user name. Raise KaggleError if Kaggle or the check refuses
-    something, or the run failed.
+    Raise KaggleError if Kaggle or the check refuses something, or the run failed.
     """
     folder = checked_path(folder, "The folder")
     written = str(read_metadata(folder / KERNEL_FILE).get("id")).partition("/")[0]
@@ -416,7 +407,7 @@ def _earlier(competition: str) -> set[tuple[str | None, ...]] | None:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #2a35c6d1
 def _is_of(row: dict[str, str], message: str) -> bool:
-    """Return whether a submission has this message, of which Kaggle keeps 500 characters."""
+    """Return whether a submission has this message; Kaggle keeps 500 characters."""
     kept = " ".join(str(row.get("description") or "").split())
     return kept == (whole := " ".join(message.split())) or (len(kept) > 400 and whole.startswith(kept))
 
@@ -424,7 +415,7 @@ def _is_of(row: dict[str, str], message: str) -> bool:
 def _wait_for_score(
     what: "Submission", competition: str, ref: str, earlier: set[tuple[str | None, ...]]
 ) -> dict[str, str]:
-    """Return a submission's row once it is scored or has failed; without `ref` its message identifies it."""
+    """Return a submission's row once it is scored or has failed."""
     last, end = "", time.monotonic() + _SHOWS_UP_S
     while True:
         rows = _ask_submissions(competition)
@@ -459,10 +450,7 @@ class Submission:
 
 # %% ../../nbs/88_kaggle/10_up.ipynb #8255b632
 def submit_kernel(folder: Path | str, what: Submission) -> str:
-    """Submit the kernel's output; return its public score, '' without waiting.
-
-    Raise RequestError if version or competition is unknown, KaggleError if Kaggle refuses or cannot score it.
-    """
+    """Submit the kernel's output; return its public score, '' without waiting. KaggleError if it cannot be scored."""
     folder = checked_path(folder, "The folder")
     competition, name = _competition_of(folder, what.competition), kernel_name(folder)
     version = what.version if what.version is not None else read_done(folder).get("version")

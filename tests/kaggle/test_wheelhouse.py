@@ -192,8 +192,7 @@ def test_a_freeze_from_the_platform_becomes_a_list(tmp_path):
     done = subprocess.run(
         [
             sys.executable,
-            "-m",
-            "spectrakit.kaggle.offline.platform_packages",
+            str(Path(__file__).parents[2] / "tools" / "platform_list.py"),
             "-",
             "--for",
             "kaggle",

@@ -79,10 +79,7 @@ def build_environment(python: str, shipped: PlatformPackages, folder: Path) -> t
 
 # %% ../../../nbs/88_kaggle/00_offline/04_dry_install.ipynb #9b9d4ec1
 def link_packages(shipped: PlatformPackages, folder: Path) -> list[str]:
-    """Link the modules of shipped packages into `folder`; return their names.
-
-    Without torch and accelerate: the tested code must not import them.
-    """
+    """Link the modules of shipped packages, except torch and accelerate, into `folder`; return their names."""
     from importlib.metadata import distributions
 
     folder.mkdir()

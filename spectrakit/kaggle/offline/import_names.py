@@ -77,10 +77,7 @@ EXTRA_MODULES = {"kaggle": _KAGGLE.split(), "colab": ["portpicker"]}
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #51819676
 @cache
 def importable_offline(platform: str = "kaggle") -> frozenset[str]:
-    """Return modules, in lower case, that `platform` has without internet.
-
-    Raise RequestError if it has no list.
-    """
+    """Return modules, in lower case, that `platform` has without internet."""
     packages = {name for shipped in shipped_on(platform) for name in shipped.packages}
     return frozenset(
         {module for name in packages for module in modules_of(name)}
@@ -113,10 +110,7 @@ def modules_in_wheel(wheel: Path) -> set[str]:
 
 # %% ../../../nbs/88_kaggle/00_offline/01_import_names.ipynb #71ce1d02
 def read_wheels(folder: Path) -> tuple[set[str], dict]:
-    """Return the modules of the wheels in `folder`, and its wheelhouse.json or {}.
-
-    Wheels for launch processes do not count. Raise RequestError if a wheel is damaged.
-    """
+    """Return the modules of the session's wheels in `folder`, and its wheelhouse.json or {}."""
     try:
         manifest = json.loads(read_text(folder / "wheelhouse.json"))
     except (RequestError, ValueError, RecursionError):

@@ -167,10 +167,7 @@ def requirements_of(path: str, extras: tuple = (), markers: "dict | None" = None
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #231d3c32
 def unmet_requirements(wheels: list, paths: list, extras: tuple = ()) -> list:
-    """Return a sentence per requirement that neither this environment nor `wheels` meet.
-
-    `wheels`: manifest entries at `paths`; `extras`: of spectrakit.
-    """
+    """Return a sentence per requirement that neither this environment nor `wheels` at `paths` meet."""
     offered, problems = {normal_name(w["name"]): w["version"] for w in wheels}, []
     for wheel, path in zip(wheels, paths, strict=False):
         for need in requirements_of(path, extras if normal_name(wheel["name"]) == DISTRIBUTION else ()):
@@ -318,9 +315,9 @@ def _print_summary(installed: list, wheels: list) -> None:
 
 # %% ../../../nbs/88_kaggle/00_offline/02_installer.ipynb #3fe51605
 def install(folder: "str | None" = None, anyway: bool = False, sha256: "str | None" = None) -> list:
-    """Install the missing wheels of `folder` (default: this file's); return them, such as ['spectrakit-train 0.1.0'].
+    """Install the missing wheels of `folder` (default: this file's) and return them; `sha256`: of wheelhouse.json.
 
-    `anyway`: in spite of unmet requirements; `sha256`: expected, of wheelhouse.json.
+    `anyway`: in spite of unmet requirements.
     """
     folder = os.path.abspath(folder or os.path.dirname(os.path.abspath(__file__)))
     manifest = read_manifest(folder, sha256)

@@ -72,7 +72,7 @@ _SMALL_FILES = ("wheelhouse.json", "dataset-metadata.json", "install.py")
 
 
 def staging_folder(out: Path) -> Path:
-    """Return a staging folder beside `out`; raise RequestError if `out` cannot become a wheelhouse."""
+    """Return a staging folder beside `out`, which must be able to become a wheelhouse."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"{str(out)!r} is a file. Name a folder for the wheels.")
     if out.is_dir() and out.samefile(os.curdir):
@@ -136,10 +136,7 @@ def _staged(out: Path) -> Iterator[Path]:
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #8ec63156
 def platforms_for(target: str, packages: Path | str | None) -> tuple[list[PlatformPackages], list[str]]:
-    """Return the package lists of `target`, one per Python, and notes for the user.
-
-    `packages`: `pip freeze` of the platform; default: the dated lists.
-    """
+    """Return the package lists of `target` (or one from `packages`, a `pip freeze`), and notes."""
     lists, notes = list(shipped_on(target)), []
     if packages is not None:
         lists = [read_list(packages, platform=lists[0].platform, python=lists[0].python, glibc=lists[0].glibc)]
@@ -224,9 +221,8 @@ def _with_reason(wheel: MissingWheel, asked: Mapping[str, Any], shipped: Platfor
 def session_wheels(
     kit: Path, shipped: PlatformPackages, extras: Sequence[str], folder: Path, more: Sequence = ()
 ) -> list[MissingWheel]:
-    """Return the wheels that the platform lacks for spectrakit's wheel `kit` with `extras`, and for `more`.
-
-    `shipped`: its packages; `folder`: empty, for work. Raise RequestError if a package there does not fit.
+    """Return the wheels that `shipped` lacks for spectrakit's wheel `kit` with `extras`, and for `more`; `folder` is
+    for work.
     """
     headers = metadata_of(kit)
     kit_name = f"{headers['Name']} {headers['Version']}"
@@ -254,7 +250,7 @@ _NEVER = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.*|cuda-.*|ipyw
 
 
 def launch_needs(texts: Iterable[str]) -> list:
-    """Return requirements from texts such as 'accelerate>=1.14'; raise RequestError for wrong or forbidden ones."""
+    """Return requirements from texts such as 'accelerate>=1.14'; refuse forbidden ones."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     needs: list = []
@@ -277,9 +273,8 @@ def launch_needs(texts: Iterable[str]) -> list:
 def launch_wheels(
     needs: Sequence, shipped: PlatformPackages, session: Sequence[MissingWheel], folder: Path
 ) -> tuple[list[MissingWheel], list[str]]:
-    """Return the wheels of `needs` for launch processes only, and notes.
-
-    `shipped`: the platform's packages; `session`: wheels of the session; `folder`: empty, for work.
+    """Return wheels of `needs` for launch processes, and notes; `shipped` and `session` are there, `folder` is for
+    work.
     """
     lacking, notes = [], []
     for need in needs:
@@ -311,10 +306,7 @@ def _pythons_served(file: Path, fetched_for: Sequence[str], for_all: bool) -> li
 
 # %% ../../../nbs/88_kaggle/00_offline/06_wheelhouse.ipynb #509578ea
 def entries(chosen: Sequence[tuple[MissingWheel, str, str]], minors: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the manifest's entries, spectrakit's first.
-
-    `chosen`: (wheel, 'session' or 'launch', Python). `minors`: the platform's Pythons.
-    """
+    """Return the manifest's entries of `chosen`: (wheel, 'session' or 'launch', Python), spectrakit's first."""
     grouped: dict[tuple[str, str], list] = {}
     for wheel, where, minor in chosen:
         grouped.setdefault((wheel.file.name, where), []).append((wheel, minor))

@@ -133,10 +133,7 @@ def own_wheel(folder: Path) -> Path:
 
 # %% ../../../nbs/88_kaggle/00_offline/03_wheels.ipynb #ef401473
 def run_pip(*arguments: str, fixed_date: bool = False) -> subprocess.CompletedProcess:
-    """Run pip with the user's settings; raise RequestError if it is missing.
-
-    `fixed_date` gives all files in a built wheel the same date.
-    """
+    """Run pip with the user's settings; `fixed_date` dates all files of a built wheel alike."""
     if find_spec("pip") is None:
         raise RequestError(
             f"pip is missing in this environment ({Path(sys.prefix).name}). Install it, for example with: "
@@ -259,7 +256,7 @@ def _download(
 def _walk_requirements(
     wheels: Mapping[str, Path], start: Sequence, shipped: PlatformPackages
 ) -> tuple[dict[str, str], list[str]]:
-    """Return {name: reason} for all dependencies of `start`, pairs (requirement, origin), and missing ones."""
+    """Return {name: reason} for all dependencies of `start`, and missing ones."""
     reached: dict[str, str] = {}
     missing, queue = [], list(start)
     while queue:
@@ -335,9 +332,8 @@ def _explain_failure(done: subprocess.CompletedProcess, shipped: PlatformPackage
 def missing_wheels(
     start: Sequence, shipped: PlatformPackages, folder: Path, links: Sequence[Path] = ()
 ) -> list[MissingWheel]:
-    """Return the wheels that the platform lacks for `start`, pairs (requirement, origin).
-
-    `shipped`: its packages; `folder`: empty, keeps the wheels; `links`: further folders of wheels.
+    """Return the wheels that `shipped` lacks for `start`, pairs (requirement, origin); `folder` keeps them, `links` has
+    more.
     """
     stubs, constraints, fetched = folder / "stubs", folder / "constraints.txt", folder / "fetched"
     constraints.write_text("\n".join(_stubs(stubs, shipped.packages)), encoding="utf-8")

@@ -56,9 +56,8 @@ def ids_name_files(folder: Path, values: Any) -> bool:
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/00_hidden_data.ipynb #fe218acd
 def hide(folder: Path, seed: int = 0) -> tuple[Any, list[str]]:
-    """Replace test table and sample submission by hidden ones; return the sample and notes.
-
-    Three times as many rows, in another order than the sample, and new texts in each text column.
+    """Replace test table and sample by hidden ones: three times the rows, another order, new texts; return sample and
+    notes.
     """
     test_file, answers = table_file(folder, "test"), sample_file(folder)
     if test_file is None or answers is None:

@@ -42,9 +42,8 @@ def _mount(folder: Path, inputs: Path, name: str) -> None:
 
 
 def attach(kernel: Kernel, data: Path, competition: str, inputs: Path) -> list[str]:
-    """Link a kernel's sources below `inputs`, as Kaggle mounts them; return missing ones.
-
-    `data`: folder of `competition`; `inputs` becomes /kaggle/input. `kernel`: its sources.
+    """Link the sources of `kernel`, and `data` as `competition`, below `inputs`, as Kaggle mounts them; return missing
+    ones.
     """
     missing = []
     _mount(data, inputs, f"competitions/{competition}")
@@ -132,7 +131,7 @@ def _is_number(text: str) -> bool:
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #01c3e0fb
 def judge_table(mine: Sheet, theirs: Sheet) -> list[tuple[str, str]]:
-    """Return (level, sentence) for each reason why Kaggle would refuse or could not score the table."""
+    """Return (level, sentence) for each reason why Kaggle would refuse the table."""
     if wrong := _wrong_columns(mine, theirs):
         return [("error", wrong)]
     order = [mine.columns.index(name) for name in theirs.columns]
@@ -224,7 +223,7 @@ def _run_one(kernel: Kernel, data: Path, competition: str, how: Rehearsal, hidde
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/02_rehearse.ipynb #9d5ba8a3
 def rehearse(folder: Path | str, how: Rehearsal = Rehearsal()) -> Checked:
-    """Run both sessions of the kernel in `folder`: on small public data, and on a hidden test set."""
+    """Run the kernel in `folder` twice: on small public data, and on a hidden test set."""
     if how.rows < 1:
         raise RequestError(
             f"A rehearsal needs one training row or more, and rows is {how.rows}. Write more, such as rows=2000."

@@ -126,9 +126,8 @@ class Session:
 
 
 def variables(environ: Mapping[str, str], inputs: Path, sealed: bool, limit_s: float, rerun: bool) -> dict[str, str]:
-    """Return a session's variables from `environ`, without other platforms'.
-
-    `inputs` becomes /kaggle/input if `sealed`; `limit_s`: seconds in all; `rerun`: on hidden data.
+    """Return a session's variables from `environ`; `inputs`: /kaggle/input if `sealed`, for `limit_s`; `rerun`: hidden
+    data.
     """
     kept = {k: v for k, v in environ.items() if not k.startswith(("KAGGLE_", "SPECTRAKIT_", "COLAB_"))}
     own = {"KAGGLE_KERNEL_RUN_TYPE": "Batch", "SPECTRAKIT_TIME_LIMIT": f"{limit_s:g}s", "MPLBACKEND": "agg"}
@@ -155,11 +154,7 @@ _AFTER_S = 60.0  # beyond its limit, before a session is killed
 
 # %% ../../../nbs/88_kaggle/11_rehearsal/01_session.ipynb #c25bdd0e
 def run_session(file: Path, inputs: Path, working: Path, limit_s: float, rerun: bool = False) -> Session:
-    """Run and print a kernel's code; return the Session.
-
-    `file`: notebook or script; `inputs` and `working`: /kaggle/input and /kaggle/working; `limit_s`: known to it;
-    `rerun`: on hidden data.
-    """
+    """Run the code in `file` with `inputs` and `working` as Kaggle's folders, for `limit_s`; `rerun`: hidden data."""
     words, unsealed = sealing()
     with tempfile.TemporaryDirectory(prefix="spectrakit-rehearsal-") as place:
         command = _command(file, Path(place), words, inputs, working)
