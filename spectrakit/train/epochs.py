@@ -21,7 +21,7 @@ from .state import TrainState, gpu_generator, random_states, restore_random_stat
 
 # %% ../../nbs/50_train/06_epochs.ipynb #ea792ef4
 def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
-    """Return the task's `loss` for training, with the moment if it takes one, wrapped by the parts."""
+    """Return the task's training `loss`, wrapped by parts."""
     loss = loss_at(s.task, lambda: Moment(s.progress.epoch, s.progress.step, s.schedule.total_steps))
     for wrap in methods(s.parts, "wrap_loss"):
         loss = wrap(loss)
@@ -29,7 +29,7 @@ def training_loss(s: TrainState) -> Callable[[Any, Any], Any]:
 
 # %% ../../nbs/50_train/06_epochs.ipynb #c2d90e02
 def _check_thawed(s: TrainState, model: Any) -> None:
-    """Raise RuntimeError if a trainable parameter of `model` is missing from the optimizer."""
+    """Raise RuntimeError if the optimizer lacks a trainable parameter."""
     learned = {id(q) for q in (*s.learner.owned, *s.learner.unowned)}
     lost = [name for name, q in model.named_parameters() if q.requires_grad and id(q) not in learned]
     if lost:
@@ -40,7 +40,7 @@ def _check_thawed(s: TrainState, model: Any) -> None:
 
 
 def _check_trained(s: TrainState, epoch: int) -> None:
-    """Raise RuntimeError if no parameter is trainable, or the optimizer has a new parameter group."""
+    """Raise RuntimeError if no parameter is trainable, or the optimizer has a new group."""
     name, optimizer = f"{type(s.task).__name__}.on_epoch", s.learner.optimizer
     groups = len(s.learner.base_lrs) if optimizer is None else len(optimizer.param_groups)
     if not any(q.requires_grad for q in s.learner.owned):
@@ -57,7 +57,7 @@ def _check_trained(s: TrainState, epoch: int) -> None:
 
 # %% ../../nbs/50_train/06_epochs.ipynb #46718250
 def _exchanged_anew(s: TrainState, before: list[bool]) -> bool:
-    """Create DDP again if the trainable parameters differ from `before`; return whether this happened."""
+    """Create DDP again if trainable parameters changed; return whether it was."""
     learning = [q.requires_grad for q in s.context.unwrap(s.learner.model).parameters()]
     if learning == before or s.context.strategy != "ddp":
         return False
@@ -66,10 +66,9 @@ def _exchanged_anew(s: TrainState, before: list[bool]) -> bool:
 
 
 def _call_on_epoch(s: TrainState, moments: Iterable[tuple[int, int]]) -> bool:
-    """Call `on_epoch` in train mode at each (epoch, step); return whether DDP was created again.
+    """Call `on_epoch` at each (epoch, step) with its epoch's random numbers; return whether DDP was created again.
 
-    It draws random numbers of its epoch, so that a resumed run repeats them, and those of training stay. RuntimeError
-    if a trainable parameter would not be updated, or none is trainable.
+    Raise RuntimeError if a trainable parameter would not be updated, or none is trainable.
     """
     model, gpu, epoch = s.context.unwrap(s.learner.model), gpu_generator(s.context.device), 0
     before, states = [q.requires_grad for q in model.parameters()], random_states(gpu)
@@ -86,9 +85,8 @@ def _call_on_epoch(s: TrainState, moments: Iterable[tuple[int, int]]) -> bool:
 
 
 def begin_epoch(s: TrainState) -> bool:
-    """Set train mode and call `on_epoch`; return whether DDP was created again.
-
-    RuntimeError if a trainable parameter would not be updated, or none is trainable.
+    """Set train mode and call `on_epoch`; return whether DDP was created again. Raise RuntimeError for untrained
+    parameters.
     """
     s.learner.model.train()  # at each epoch, so that modes only depend on `on_epoch`, also after a resume
     p = s.progress
@@ -103,8 +101,7 @@ def begin_epoch(s: TrainState) -> bool:
 class Epochs(Part):
     """Part that calls the task's `on_epoch`.
 
-    `begun` is the epoch of the last call, `modes` are the modes after it, `draws` the states of the task's random
-    generators before and after it.
+    `modes` and `draws`, states of the task's generators, belong to the last call.
     """
 
     s: TrainState
@@ -129,7 +126,7 @@ class Epochs(Part):
         self.modes = [(each, each.training) for each in with_held(self.s.task, self.s.learner.model).modules()]
 
     def _moments(self, last: int, before: dict[str, Any]) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, step) up to the epoch `last`, with the task's generators in the states `before`."""
+        """Yield (epoch, step) up to `last` from the generators' states `before`."""
         for epoch in range(last + 1):
             if epoch == last:
                 self._load(before)
@@ -137,7 +134,7 @@ class Epochs(Part):
             yield epoch, epoch * self.s.data.plan.steps_per_epoch
 
     def before_load(self, progress: dict[str, Any], own: dict[str, dict[str, Any]]) -> None:
-        """Call `on_epoch` for all epochs that had begun, unless the last of them is the current one."""
+        """Call `on_epoch` for epochs before the current one."""
         last, before = progress["epoch"] - (progress["window"] == 0), own.get(self.name, {}).get("draws", {})
         if last in (-1, self.begun) or not provides(self.s.task, "on_epoch"):
             return
@@ -146,7 +143,7 @@ class Epochs(Part):
         self._note(last)
 
     def at_epoch(self) -> bool:
-        """Call the task's `on_epoch` unless it was called; return whether DDP was created again."""
+        """Call `on_epoch` if not done; return whether DDP was created again."""
         if self.begun == self.s.progress.epoch:
             for module, mode in self.modes:
                 module.training = mode

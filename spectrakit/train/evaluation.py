@@ -44,7 +44,7 @@ from ..watchdog.time_budget import Budget, fits, short_time
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #beac9085
 def predict_batch(task: Any, model: Any, data: Any) -> Any:
-    """Return the result of the task's `predict`, or of the default one."""
+    """Return the result of the task's `predict`, or the default."""
     return (task.predict if provides(task, "predict") else Task().predict)(model, data)
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #6021e680
@@ -55,7 +55,7 @@ def _is_fraction(value: Any) -> bool:
 
 
 def _at_least_float32(value: Any) -> Any:
-    """Return a tensor or an array in at least float32, so that sums in half precision do not overflow."""
+    """Return a tensor or array in at least float32, so that sums do not overflow."""
     if getattr(getattr(value, "dtype", None), "itemsize", 8) >= 4:
         return value
     return value.float() if hasattr(value, "is_floating_point") else value.astype("float32")
@@ -70,10 +70,7 @@ def _no_mean(task: Any, name: str, what: str) -> TaskError:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #dab81fb1
 def _mean(task: Any, outputs: list[Any], name: str = "") -> Any:
-    """Return the element-wise mean of outputs of several views in the same form; ids are those of the first.
-
-    `name` is the name of this part of the outputs. RequestError: there is no mean.
-    """
+    """Return the mean of several views' outputs; ids come from the first."""
     first = outputs[0]
     if isinstance(first, Mapping):
         if any(not isinstance(other, Mapping) or other.keys() != first.keys() for other in outputs):
@@ -98,16 +95,10 @@ def _mean(task: Any, outputs: list[Any], name: str = "") -> Any:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #dab81fb2
 def predict_views(task: Any, model: Any, data: Any, config: Config) -> Any:
-    """Return the outputs for a batch of test data, averaged over the task's `views`.
+    """Return the outputs of `model` for the test batch `data`, averaged over the `views` of `task` if
+    data.average_views is set in `config`.
 
-    Args:
-        task: Task.
-        model: Model in eval mode.
-        data: Batch on the model's device.
-        config: Settings; data.average_views decides.
-
-    Raises:
-        RequestError: There are no views, or their outputs cannot be averaged.
+    Raise RequestError without views, or if outputs have no mean.
     """
     if not config.data.average_views or not provides(task, "views"):
         return predict_batch(task, model, data)
@@ -120,7 +111,7 @@ def predict_views(task: Any, model: Any, data: Any, config: Config) -> Any:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #4992aa18
 def _checked_metrics(task: Any, given: Any) -> dict[str, tuple]:
-    """Return the result of `metrics`. RequestError unless it is {name: (sum, count)}."""
+    """Return the task's `metrics`; raise RequestError unless they are {name: (sum, count)}."""
     name = f"{type(task).__name__}.metrics"
     if not isinstance(given, dict):
         raise TaskError(f"{name} returned {type(given).__name__}. It has to return {{name: (sum, count)}}.")
@@ -153,18 +144,10 @@ def score_batch(
     in_precision: Callable = _unchanged,
     evaluated: Evaluated | None = None,
 ) -> tuple[dict[str, tuple], Any]:
-    """Return `{name: (sum, count)}` of one batch, and the outputs if the task has metrics.
+    """Return `{name: (sum, count)}` of the MicroBatch `batch`, and the outputs if `task` has metrics.
 
-    Args:
-        task: Task.
-        model: Model.
-        batch: MicroBatch.
-        recorder: Recorder of the model, which saves a second forward pass (default: none).
-        in_precision: Function that makes another run in the precision of the run (default: unchanged).
-        evaluated: Restores modes and buffers that `loss` changes (default: no restoring).
-
-    Raises:
-        RequestError: A metric has a wrong form.
+    The `recorder` of `model` saves a second forward pass, which `in_precision` runs in the run's precision. `evaluated`
+    restores modes and buffers that `loss` changes. Raise RequestError for metrics of a wrong form.
     """
     wants = [provides(task, name) for name in ("metrics", "metrics_all")]
     records = recorder is not None and any(wants)
@@ -186,7 +169,7 @@ def score_batch(
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #d28d4f88
 def to_host(tensor: Any) -> tuple[Any, Any]:
-    """Return (copy on the host, event of its arrival); the tensor itself and None if it is there already."""
+    """Return a copy on the host and the event of its arrival, if any."""
     import torch
 
     if not tensor.is_cuda:
@@ -199,7 +182,7 @@ def to_host(tensor: Any) -> tuple[Any, Any]:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #493f1bb3
 class HostCopy:
-    """Copy of scalars to the host, begun at once; those on a GPU arrive without anybody waiting."""
+    """Copy of scalars to the host that GPU values reach without waiting."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         import torch
@@ -235,30 +218,30 @@ class HostCopy:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #d598efb8
 def on_host(rows: dict[int, dict[str, tuple]]) -> dict[int, dict[str, tuple[float, float]]]:
-    """Return batch results as floats, reading all values on a device at once."""
+    """Return batch results as floats, read at once."""
     plain = iter(HostCopy(value for row in rows.values() for pair in row.values() for value in pair).read())
     return {index: {name: (next(plain), next(plain)) for name in row} for index, row in rows.items()}
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #0ce330a7
 def named(name: Any, prefix: str = "val_") -> str:
-    """Return the logged name of a metric: with `prefix`, unless it has it already."""
+    """Return the logged name of a metric, with `prefix` added once."""
     return str(name) if str(name).startswith(prefix) else f"{prefix}{name}"
 
 
 class Metrics(dict[str, float]):
-    """Metrics by name. `counts` are the divisors of means, `samples` is the number of evaluated samples."""
+    """Metrics by name, divisors of their means in `counts`, and evaluated `samples`."""
 
     counts: dict[str, float]
     samples = 0
 
     def weight(self, name: str | None) -> dict[str, float]:
-        """Return {"weight": count} of a metric if its count differs from `samples`, such as a sum of class weights."""
+        """Return {"weight": count} if a metric's count differs from `samples`."""
         count = self.counts.get(name or "", self.samples)
         return {} if count == self.samples else {"weight": count}
 
 
 def averages(rows: dict[int, dict[str, tuple[float, float]]], prefix: str = "val_") -> Metrics:
-    """Return the means over all batches, added in their order, with names that begin with `prefix`."""
+    """Return the means over all batches, added in order and named with `prefix`."""
     sums: dict[str, list[float]] = {}
     for index in sorted(rows):
         for name, (value, count) in rows[index].items():
@@ -295,7 +278,7 @@ def _named_values(task: Any, metrics: Any) -> dict[str, float]:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #454834ff
 def _all_samples(parts: Sequence[Any]) -> Any:
-    """Return outputs or targets of all batches as a tensor, a mapping of tensors, or an array of texts."""
+    """Return outputs or targets of all batches as one."""
     import torch
 
     if isinstance(parts[0], Mapping):
@@ -305,7 +288,7 @@ def _all_samples(parts: Sequence[Any]) -> Any:
 
 
 def _outputs_and_targets(task: Any, outputs: Any, data: Any) -> tuple:
-    """Return outputs and targets. RequestError: a task with `metrics_all` has no targets."""
+    """Return outputs and targets, which `metrics_all` needs."""
     targets = targets_of(task, data)
     if targets is None:
         raise TaskError(
@@ -323,7 +306,7 @@ def _on_accelerator(leaf: Any) -> bool:
 
 
 class Kept:
-    """Outputs and targets by batch index, moved to the CPU when they are read or large."""
+    """Outputs and targets by batch, moved to the CPU when large."""
 
     def __init__(self) -> None:
         self._here: dict[int, Any] = {}
@@ -346,7 +329,7 @@ class Kept:
         self._away, self._bytes_away = {}, 0
 
     def parts(self) -> dict[int, Any]:
-        """Return all values on the CPU, in the order they were stored."""
+        """Return all values on the CPU, in the order stored."""
         self._move()
         return self._here
 
@@ -356,7 +339,7 @@ def _on_all_samples(
 ) -> dict[str, float]:
     """Return `metrics_all` of all samples in order, computed on rank 0.
 
-    Errors are appended to `problems` if the samples are incomplete (default: they are raised).
+    Errors go into `problems`, if given, when samples are incomplete.
     """
     if context:
         context.heartbeat.beat("scoring")
@@ -382,7 +365,7 @@ def _on_all_samples(
 # %% ../../nbs/50_train/04_evaluation.ipynb #7435f853
 @contextlib.contextmanager
 def keeping_random_states(held: dict[str, Any]) -> Iterator[None]:
-    """Restore the random states of the process, and of the generators `held` by a task, at the end of this block."""
+    """Restore the random states of the process and of `held` afterwards."""
     import torch
 
     before = [(generator, generator.state()) for generator in global_generators().values()]
@@ -402,7 +385,7 @@ def keeping_random_states(held: dict[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_no_trace(task: Any, model: Any) -> Iterator[Evaluated]:
-    """Use eval mode and no gradients in this block; restore modes, buffers and random states of `task` and `model`."""
+    """Use eval mode without gradients; restore modes, buffers and random states."""
     import torch
 
     modules, held = held_beside(task, model)
@@ -459,17 +442,12 @@ def evaluate(
     over: Callable[[], bool] | None = None,
     partial: list[str] | None = None,
 ) -> Metrics | None:
-    """Return metrics over the batches of all processes, equal on every rank; `val_loss` is always included.
+    """Return metrics of `task` and `model` on the `batches` of all ranks of `context`, equal on each; `val_loss` is
+    always included.
 
-    Args:
-        task: Task with `loss`, `metrics` and `metrics_all`.
-        model: Model; modes and buffers are restored.
-        batches: Result of `eval_batches`.
-        context: Ranks that evaluate together (default: this process).
-        over: Function called before each batch but the first; True ends the evaluation (default: never).
-        partial: List for errors of `metrics_all`. If given, an early end returns the metrics so far, else None.
-
-    Random states are restored, so that the number of evaluations does not affect training.
+    Modes, buffers and random states are restored, so that evaluations do not affect training. `over` is called between
+    batches; True ends the evaluation, with None or, if the list `partial` is given for errors of `metrics_all`, the
+    metrics so far.
     """
     with leaving_no_trace(task, model) as evaluated:
         scores = _score_batches(task, model, batches, context, over, evaluated)
@@ -486,20 +464,16 @@ def evaluate(
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #12e64a77
 def forward_passes(samples: int, config: Config, max_batches: int | None = None, world_size: int = 1) -> int:
-    """Return the number of forward passes of each process over `samples` samples.
+    """Return each process's number of forward passes over `samples`.
 
-    Args:
-        samples: Number of samples.
-        config: Settings with the batch size.
-        max_batches: Limit on the number of batches (default None).
-        world_size: Number of processes (default 1).
+    `config` has the batch size, `max_batches` limits the batches, `world_size` counts processes.
     """
     size = config.data.eval_batch_size or config.data.micro_batch_size
     return -(-BatchPlan(samples, size, max_batches=max_batches).samples_per_epoch // (size * world_size))
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #7a5545d2
 def sanity_check_limit_s(budget: Budget) -> float:
-    """Return the limit of the first evaluation in seconds: five, or 1 % of the time left."""
+    """Return the first evaluation's limit: five seconds, or 1 % of the time left."""
     left = budget.left_s()
     return 5.0 if left is None else min(5.0, max(1.0, 0.01 * left))
 
@@ -510,15 +484,11 @@ _TRIED = 3  # batches measured
 def first_evaluation(
     task: Any, model: Any, valid: Any, context: RunContext, whole: int, at_most_s: float = 5.0
 ) -> tuple[dict[str, float], float, list[str]]:
-    """Return metrics of the first batches, the estimated seconds of a whole evaluation, and errors of `metrics_all`.
+    """Return metrics of the first batches of `valid`, the estimated seconds of a whole evaluation, and errors of
+    `metrics_all`.
 
-    Args:
-        task: Task.
-        model: Model.
-        valid: Validation batches.
-        context: Ranks that evaluate together.
-        whole: Batches of a whole evaluation on each process.
-        at_most_s: Seconds after which it ends, after at least one batch (default 5).
+    It ends after `at_most_s` and at least one batch. `task` and `model` are evaluated by the ranks of `context`;
+    `whole` is the number of all batches on each.
     """
     began, looks, problems = time.monotonic(), [], list[str]()
 
@@ -536,7 +506,7 @@ def first_evaluation(
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #ad4f79a4
 def test_dataset_of(task: Any, config: Config) -> Any:
-    """Return the data set from the task's `test_dataset`. RequestError: it is none."""
+    """Return the task's `test_dataset`; raise RequestError if it is none."""
     where = f"{type(task).__name__}.test_dataset"
     dataset = as_test_dataset(task.test_dataset(config), where)
     is_one = dataset is not None and is_stream(dataset)
@@ -544,7 +514,7 @@ def test_dataset_of(task: Any, config: Config) -> Any:
 
 
 def test_data(task: Any, valid: Any, config: Config) -> tuple[Any, float]:
-    """Return the data set to predict (None if there is none), and the seconds to create it."""
+    """Return the data set to predict, if any, and the seconds to create it."""
     began, generators = time.monotonic(), random_state()
     dataset = test_dataset_of(task, config) if provides(task, "test_dataset") else valid
     restore_random_state(generators)
@@ -576,15 +546,10 @@ def predictions_s(
     context: RunContext,
     predict: Callable[[Any], None] | None = None,
 ) -> float:
-    """Return the estimated seconds of predicting `dataset`, from five batches on each process.
+    """Return the estimated seconds of predicting `dataset`, from five batches on each process of `context`.
 
-    Args:
-        task: Task.
-        model: Model; modes, buffers and random states are restored.
-        dataset: Test data.
-        config: Settings with the batch size.
-        context: Ranks that predict together.
-        predict: Function called with each `MicroBatch` (default: the task's `predict`).
+    `predict` is called with each `MicroBatch` (default: the one of `task`). Modes, buffers and random states of `model`
+    are restored; `config` has the batch size.
     """
     whole = forward_passes(len(dataset), config, world_size=context.world_size)
     place, most = Placement(context.device, context.rank, context.world_size), min(5, whole) * context.world_size
@@ -596,7 +561,7 @@ def predictions_s(
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #b24fb279
 def evaluation_asked(s: TrainState) -> bool:
-    """Return whether the settings require an evaluation at this step that has not been made."""
+    """Return whether the settings require an evaluation not yet made."""
     p, c, per_epoch = s.progress, s.config.trainer, s.data.plan.steps_per_epoch
     by_epoch = p.window == 0 and p.step > 0 and p.epoch % c.check_val_every_n_epoch == 0
     by_step = c.check_val_every_n_steps and p.step > 0 and p.step % c.check_val_every_n_steps == 0
@@ -612,18 +577,18 @@ def evaluation_asked(s: TrainState) -> bool:
 
 
 def evaluation_due(s: TrainState) -> bool:
-    """Return whether to evaluate at this step: required now, or postponed until all ranks have equal weights."""
+    """Return whether to evaluate now, also if postponed until weights are equal."""
     return s.window.shown and (s.progress.eval_held or evaluation_asked(s))
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #1056188a
 def same_buffers(s: TrainState) -> None:
-    """Copy rank 0's buffers, such as statistics of batch norm, to every rank."""
+    """Copy rank 0's buffers to every rank."""
     if s.context.world_size > 1:
         same_on_all_ranks(saved_tensors(s.context.unwrap(s.learner.model)))
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #9b7317f7
 def record_result(s: TrainState) -> bool:
-    """Compare `progress.metrics` with the best result, update patience, and return whether it is the best."""
+    """Update best result and patience; return whether this is the best."""
     p, delta = s.progress, s.config.early_stopping.min_delta
     if s.goal.monitor not in p.metrics:
         text = f"checkpoint.monitor={s.goal.monitor} is not among {', '.join(p.metrics)}; "
@@ -643,7 +608,7 @@ def record_result(s: TrainState) -> bool:
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #8027b73a
 def _report_stopped(s: TrainState, stop_code: int, seconds: float) -> None:
-    """Log that an evaluation was stopped, and share the reasons of all ranks; `stop_code` has this rank's."""
+    """Log a stopped evaluation with all ranks' reasons."""
     for code in s.context.gather(stop_code):
         s.requests.evaluation_stopped_by |= code
     why = "a stop was requested" if s.requests.evaluation_stopped_by else "the time is up"
@@ -652,7 +617,7 @@ def _report_stopped(s: TrainState, stop_code: int, seconds: float) -> None:
 
 
 def _write_result(s: TrainState, weight: dict[str, float], better: bool, seconds: float) -> None:
-    """Write `progress.metrics` to the log and the trackers; `weight` belongs to the monitored one."""
+    """Write the metrics to log and trackers."""
     p, (total, samples, _) = s.progress, s.progress.epoch_loss
     facts = {"epoch": round(p.epoch + p.window / s.data.plan.steps_per_epoch, 4), "metrics": p.metrics, **weight}
     facts["epoch_loss"] = total / samples if samples else None  # of the epoch so far
@@ -661,9 +626,9 @@ def _write_result(s: TrainState, weight: dict[str, float], better: bool, seconds
 
 # %% ../../nbs/50_train/04_evaluation.ipynb #5e0c4a17
 def run_evaluation(s: TrainState, stop_on: int = STOP | HURRY) -> bool:
-    """Evaluate and log the result; return whether it is the best so far. No result if it is stopped or the time is up.
+    """Evaluate and log; return whether the result is the best so far.
 
-    `stop_on` has the requests that stop it: STOP, HURRY or both.
+    A request in `stop_on`, or the end of the time, leaves no result.
     """
     p, began, stop_code = s.progress, time.monotonic(), 0
     s.context.heartbeat.beat("evaluating")

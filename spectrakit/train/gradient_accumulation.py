@@ -23,10 +23,9 @@ from .state import TrainState, gpu_generator, reads_at_once
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #ae63cd6e
 def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
-    """Convert gradients of sum / samples to gradients of sum / weight, and return the factor; a zero weight gives
-    none.
+    """Convert gradients of sum / samples to sum / weight; return the factor.
 
-    `samples` is the number in the window over all ranks, `weight` that of this rank's part.
+    `samples` counts all ranks, `weight` this one. A zero weight gives no gradients.
     """
     import torch
 
@@ -43,7 +42,7 @@ def scale_gradients(s: TrainState, samples: float, weight: Any) -> Any:
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #884e4d57
 def passes_of(s: TrainState) -> Callable[[MicroBatch], None]:
-    """Return the function that adds loss and gradients of a micro batch to the window."""
+    """Return the function that adds a micro batch's loss and gradients."""
     import torch
 
     w, ranks, heartbeat, model = s.window, s.context.world_size, s.context.heartbeat, s.learner.model
@@ -78,10 +77,7 @@ def passes_of(s: TrainState) -> Callable[[MicroBatch], None]:
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #6d6e84a2
 def update_of(s: TrainState, moments: tuple[str, ...] = ("before_update",)) -> Callable[[MicroBatch], None]:
-    """Return the function that updates the weights after the last micro batch of a window, its argument.
-
-    `moments` names the methods of parts that run just before the update.
-    """
+    """Return the function that updates the weights after a window, calling `moments` of parts just before."""
     w, optimizer, unowned, step = s.window, s.learner.optimizer, s.learner.unowned, s.learner.optimizer.step
     after, whole = methods(s.parts, "after_backward"), methods(s.parts, "at_gradients")
     before = [act for name in moments for act in methods(s.parts, name)]
@@ -108,7 +104,7 @@ def update_of(s: TrainState, moments: tuple[str, ...] = ("before_update",)) -> C
 
 
 def window_of(s: TrainState) -> tuple[Callable[[MicroBatch], None], Callable[[MicroBatch], None]]:
-    """Return the passes of a micro batch, and the end of its window."""
+    """Return the passes of a micro batch, and the window's end."""
     passes, update = passes_of(s), update_of(s)
     for wrap in methods(s.parts, "wrap_window"):
         passes, update = wrap(passes, update)
@@ -116,7 +112,7 @@ def window_of(s: TrainState) -> tuple[Callable[[MicroBatch], None], Callable[[Mi
 
 # %% ../../nbs/50_train/10_gradient_accumulation.ipynb #849bbe45
 class StepBoundary(Part):
-    """Copy of the random state and buffers at the last step boundary, up to the size that parts request."""
+    """Copy of random state and buffers at the last boundary, if requested."""
 
     s: TrainState
     draws: Any = None  # generator of the GPU
@@ -140,7 +136,7 @@ class StepBoundary(Part):
         self.s.window.rng_state = (list(map(call, self.states)), place), of_task
 
     def after_boundary(self) -> None:
-        """Copy the buffers, which an evaluation or an exchange may have changed."""
+        """Copy the buffers, which may have changed."""
         copy = self.s.window.buffers
         if copy is not None and (copy.tensors or any(copy.own)):
             copy.renew()

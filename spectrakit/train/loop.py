@@ -49,7 +49,7 @@ from ..watchdog.time_budget import kill_at
 
 # %% ../../nbs/50_train/14_loop.ipynb #23a2fc01
 def train_steps(s: TrainState) -> None:
-    """Train until the last step, or until a part raises End or Rewind; all ranks call it."""
+    """Train until a part raises End or Rewind; all ranks call it."""
     begin(s)
     p, w, pace, heartbeat = s.progress, s.window, s.record.pace, s.context.heartbeat
     at_epoch, after_step, after_boundary = (methods(s.parts, m) for m in ("at_epoch", "after_step", "after_boundary"))
@@ -85,7 +85,7 @@ def train_steps(s: TrainState) -> None:
 
 
 def begin(s: TrainState) -> None:
-    """Start or continue training: make up for actions due at this step, then set up the parts."""
+    """Catch up on due actions, then set up the parts."""
     s.context.heartbeat.begin(s.progress.step)
     vars(s.window).update(EMPTY, logs={})
     s.call("catch_up", Boundary())
@@ -93,7 +93,7 @@ def begin(s: TrainState) -> None:
 
 # %% ../../nbs/50_train/14_loop.ipynb #9b68a2c0
 def next_due(s: TrainState) -> float:
-    """Return the next optimizer step with an action: the end of the epoch or the run, or by a part."""
+    """Return the next step with an action."""
     p = s.progress
     due: float = min(p.step + s.data.plan.steps_per_epoch - p.window, s.schedule.total_steps)
     for part in methods(s.parts, "next_due"):
@@ -102,9 +102,8 @@ def next_due(s: TrainState) -> float:
 
 # %% ../../nbs/50_train/14_loop.ipynb #585afbdc
 def poll_requests(s: TrainState, now: float) -> None:
-    """Poll for a stop, or a checkpoint by the clock; rank 0 announces it for the next step boundary.
-
-    Called five times per second and at boundaries; `now` is time.monotonic().
+    """Poll for a stop or a checkpoint at monotonic time `now`, five times per second; rank 0 announces it for the next
+    boundary.
     """
     s.requests.next_check, heartbeat = now + 0.2, s.context.heartbeat
     flags = int(s.stop_requested())
@@ -122,7 +121,7 @@ def poll_requests(s: TrainState, now: float) -> None:
 
 # %% ../../nbs/50_train/14_loop.ipynb #375777b0
 def at_step_boundary(s: TrainState) -> None:
-    """Log, evaluate, save or stop on all ranks, as due at this step; raise End at the end of the run."""
+    """Log, evaluate, save or stop on all ranks, as due; raise End at the end."""
     b = Boundary(agreed(s.context.heartbeat, s.progress.step), s.progress.step >= s.schedule.total_steps)
     s.call("open_boundary", b)
     s.call("at_boundary", b)
@@ -131,8 +130,7 @@ def at_step_boundary(s: TrainState) -> None:
 def finish(s: TrainState, status: str, alone: bool = False) -> bool:
     """Log, save and evaluate a run that ends early; after a failure only save, perhaps by this rank `alone`.
 
-    Returns:
-        False if finishing raised an error on this rank of several: the run then ends as failed, without the others.
+    Return False after an error here: the run then fails without the other ranks.
     """
     p, ending = s.progress, Ending(status, replace(s.progress), replace(s.record.interval))
     try:
@@ -156,7 +154,7 @@ def finish(s: TrainState, status: str, alone: bool = False) -> bool:
 
 # %% ../../nbs/50_train/14_loop.ipynb #60519637
 def save_traceback(context: RunContext, logs: Path, reason: str = "") -> None:
-    """Notify the other ranks, and write the current exception to error-rank-N.txt, below its `reason` in a line."""
+    """Notify other ranks, and write `reason` and exception to error-rank-N.txt."""
     raise_flag(context.heartbeat, FAILED)
     text = traceback_text()
     with contextlib.suppress(OSError):
@@ -168,7 +166,7 @@ def save_traceback(context: RunContext, logs: Path, reason: str = "") -> None:
 
 
 def failure_reason(task: Any, error: BaseException) -> str:
-    """Return the reason of a failure in one line, in plain words for a known error of the task."""
+    """Return the reason of a failure in a plain line."""
     if isinstance(error, RequestError):
         return str(error)
     method = method_of(error, task, "")
@@ -200,10 +198,7 @@ class NullLog(EventLog):
 
 # %% ../../nbs/50_train/14_loop.ipynb #e1f20312
 def refused(error: BaseException, s: TrainState | None, begun: bool) -> bool:
-    """Return whether `error` refuses settings or arguments before the first step; then close the trackers of `s`.
-
-    `begun` says whether training started.
-    """
+    """Return whether `error` refuses settings before training has `begun`; then close the trackers."""
     of_task = not isinstance(error, RequestError) or isinstance(error, TaskError)
     if of_task or (s is not None and begun and s.progress.step > 0):
         return False
@@ -224,7 +219,7 @@ def name_operations(s: TrainState, operations: list[str]) -> None:
 
 
 def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
-    """Make the parts, restore the newest checkpoint to `resume`, and log the start."""
+    """Make the parts, restore the newest checkpoint to `resume`, log the start."""
     s.parts = make_parts(s)
     notes = ([restart_reason] if restart_reason else []) + (restore_state(s, PARTS) if resume else [])
     s.call("set_up")
@@ -233,7 +228,7 @@ def begin_run(s: TrainState, resume: bool, restart_reason: str | None) -> None:
 
 
 def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
-    """Return (status, reason) of the end: failed if checkpoints are enabled and none can be loaded."""
+    """Return (status, reason): failed if checkpoints are on and none can be loaded."""
     wanted = s.config.checkpoint.enabled and s.context.is_main and s.progress.step > 0
     if status == "failed" or not wanted:
         return status, reason
@@ -246,16 +241,10 @@ def with_a_model(s: TrainState, status: str, reason: str) -> tuple[str, str]:
 
 # %% ../../nbs/50_train/14_loop.ipynb #5b3a9aaf
 def end_run(s: TrainState, status: str, reason: str, alone: bool) -> tuple[str, str]:
-    """Write all files, then the `end` event, then mirror the run and close the trackers.
+    """Write the files of `s` and the `end` event, mirror the run, and return (`status`, `reason`) as written.
 
-    Args:
-        s: train state
-        status: status from `train_loop`
-        reason: its reason
-        alone: only this rank failed, and the launcher writes the end
-
-    Returns:
-        (status, reason) as written; failed if no checkpoint could be written
+    The status is failed if no checkpoint could be written. With `alone` only this rank failed, and the launcher writes
+    the end.
     """
     s.context.heartbeat.beat("saving")
     for batches in (s.data.train, s.data.valid):
@@ -287,10 +276,9 @@ FRAMES = 2**14  # slots of a frame, 8 bytes each
 
 
 def with_room(function: Callable) -> Callable:
-    """Return `function` with a frame of its own large chunk of CPython's frame stack.
+    """Return `function` with its own large chunk of CPython's frame stack.
 
-    CPython keeps frames in chunks of 16 KB. If one is just full, each call maps and unmaps a new one, which takes up
-    to 200 µs per step at some depths of the caller.
+    When a 16 KB chunk is full, each call maps a new one: up to 200 µs per step.
     """
     code = function.__code__
     function.__code__ = code.replace(co_stacksize=max(code.co_stacksize, FRAMES))
@@ -300,10 +288,7 @@ def with_room(function: Callable) -> Callable:
 @with_room
 @unfilled()
 def train_loop(s: TrainState) -> tuple[str, str]:
-    """Train until the end or a stop, and return (status, reason); all ranks call it.
-
-    A part may handle an error: a step that ran out of memory is undone and repeated in smaller micro batches.
-    """
+    """Train until the end or a stop, and return (status, reason); all ranks call it. A part may handle an error."""
     start_interval(s)
     s.record.began = time.monotonic(), s.progress.step
     prepare: Callable[[], None] = _ready
@@ -337,7 +322,7 @@ def _all_done(s: TrainState) -> str:
 
 # %% ../../nbs/50_train/14_loop.ipynb #23a2fc06
 def _parts_into(log: EventLog, starts_s: float) -> Callable[[ContractResult], None]:
-    """Return a function that logs the duration of each part of the start; the processes took `starts_s`."""
+    """Return a function that logs the start's parts, after `starts_s` for processes."""
     log.write("part", name="processes", seconds=round(starts_s, 3))
 
     def write(result: ContractResult) -> None:
@@ -350,16 +335,10 @@ def _parts_into(log: EventLog, starts_s: float) -> Callable[[ContractResult], No
 def train_run(
     task: Any, config: Config, execution: Execution, resume: bool = False, restart_reason: str | None = None
 ) -> tuple[str, str]:
-    """Train in this process, write the run's folder, and return (status, reason); raise RequestError if invalid.
+    """Train `task` in this process, write the run's folder, and return (status, reason); raise RequestError if invalid.
 
-    Args:
-        task: the task
-        config: settings
-        execution: devices, folder and time budget
-        resume: continue from the newest checkpoint in the folder (default: False)
-        restart_reason: reason for a restart by the launcher (default: None)
-
-    Rank 0 writes. A failing rank leaves its traceback in logs/, and the launcher writes the end.
+    `config` are the settings; `execution` has devices, folder and time budget. `resume` continues from the newest
+    checkpoint, after a `restart_reason` of the launcher. Rank 0 writes. A failing rank leaves its traceback in logs/.
     """
     context = execution.context
     log = EventLog(log_file(execution.run_dir), behind=True) if context.is_main else NullLog()

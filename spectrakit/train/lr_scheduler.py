@@ -20,7 +20,7 @@ from .state import Learner, TrainState
 
 # %% ../../nbs/50_train/07_lr_scheduler.ipynb #f6786157
 def lr_rule(s: TrainState) -> Callable[[float], float] | None:
-    """Return the built-in schedule as a function of the position; None if constant or if the task has a scheduler."""
+    """Return the built-in schedule as a function of the position; None without one."""
     rule = s.config.scheduler
     if s.learner.scheduler is not None or (
         rule.name == "constant" and not warmup_length(rule, s.data.plan.steps_per_epoch, s.schedule.requested_steps)
@@ -30,7 +30,7 @@ def lr_rule(s: TrainState) -> Callable[[float], float] | None:
 
 # %% ../../nbs/50_train/07_lr_scheduler.ipynb #9fdf069a
 def step_scheduler(learner: Learner, *metric: float) -> None:
-    """Step the task's scheduler with its `metric`, if any, and suppress torch's warning about skipped fp16 updates."""
+    """Step the task's scheduler without torch's warning about skipped fp16 updates."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # fp16 skips
         learner.scheduler.step(*metric)
@@ -44,7 +44,7 @@ def interval_of(scheduler: Any, config: Config) -> str:
 
 # %% ../../nbs/50_train/07_lr_scheduler.ipynb #a5a91ced
 def _check_one_cycle(name: str, planned: int, config: Config, steps: int) -> None:
-    """Raise RequestError if a OneCycleLR of `planned` steps ends before the run or has the wrong interval."""
+    """Raise RequestError if a OneCycleLR ends early or has the wrong interval."""
     epochs = None if step_limit(config) else config.trainer.max_epochs
     if config.scheduler.interval == "step" and planned < steps:
         raise TaskError(
@@ -60,14 +60,8 @@ def _check_one_cycle(name: str, planned: int, config: Config, steps: int) -> Non
 
 
 def check_scheduler(task: Any, scheduler: Any, optimizer: Any, config: Config, steps: int) -> None:
-    """Raise RequestError if a task's scheduler cannot be stepped, has no effect, or ends too early.
-
-    Args:
-        task: Task.
-        scheduler: Result of its `scheduler`.
-        optimizer: Optimizer passed to `scheduler`.
-        config: Settings with interval and epochs.
-        steps: Optimizer steps of the run.
+    """Raise RequestError if the `scheduler` of `task` cannot be stepped, has no effect on `optimizer`, or ends before
+    `steps` at the interval of `config`.
     """
     name, kind = f"{type(task).__name__}.scheduler", type(scheduler).__name__
     if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
@@ -85,7 +79,7 @@ def check_scheduler(task: Any, scheduler: Any, optimizer: Any, config: Config, s
 
 # %% ../../nbs/50_train/07_lr_scheduler.ipynb #c60146a2
 def counts_epochs(scheduler: Any, config: Config, steps: int) -> str | None:
-    """Return a message if a task's scheduler counts epochs but moves at each of the run's `steps`; None if not."""
+    """Return a message if a scheduler counts epochs but moves each step, else None."""
     turns = [getattr(scheduler, name) for name in ("T_max", "T_0", "step_size") if hasattr(scheduler, name)]
     turns += list(getattr(scheduler, "milestones", {}))
     epochs = config.trainer.max_epochs
@@ -100,7 +94,7 @@ def counts_epochs(scheduler: Any, config: Config, steps: int) -> str | None:
 
 # %% ../../nbs/50_train/07_lr_scheduler.ipynb #f9e24450
 def check_plateau(learner: Learner, monitor: str | None, mode: str) -> None:
-    """Raise RequestError if a plateau scheduler has no evaluations, or its mode differs from `mode`."""
+    """Raise RequestError if a plateau scheduler lacks evaluations or contradicts `mode`."""
     kind = type(learner.scheduler).__name__
     if learner.scheduler is None or learner.interval != "plateau":
         return
@@ -118,7 +112,7 @@ def check_plateau(learner: Learner, monitor: str | None, mode: str) -> None:
 
 # %% ../../nbs/50_train/07_lr_scheduler.ipynb #2c454d6a
 class LearningRate(Part):
-    """Part with the built-in schedule or the task's scheduler; `schedule` has the position."""
+    """Part with the built-in schedule or the task's scheduler."""
 
     s: TrainState
     factor: Callable[[float], float] | None = None  # of the position on the built-in schedule

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 # %% ../../nbs/50_train/01_part.ipynb #322eb83d
 class End(Exception):
-    """End of training with a run's `status`, such as completed, and a `reason` in one sentence."""
+    """End of training: `status`, such as completed, and `reason` in a sentence."""
 
     def __init__(self, status: str, reason: str):
         super().__init__(status, reason)
@@ -21,7 +21,7 @@ class End(Exception):
 
 
 class Rewind(Exception):
-    """Return to another step. `prepare` is called before that, outside the loop, and may raise `End`."""
+    """Return to another step. `prepare` is called first, outside the loop, and may raise `End`."""
 
     def __init__(self, prepare: Callable[[], None]):
         super().__init__()
@@ -32,11 +32,8 @@ class Rewind(Exception):
 class Boundary:
     """Step boundary with due actions.
 
-    Args:
-        flags: Actions agreed by all ranks: a sum of STOP, TIME, SAVE, … of `distributed.hang_detector`.
-        last: Whether it follows the run's last step.
-        improved: Whether the evaluation gave the best result so far; None without an evaluation.
-        broken: Whether the mean of the ranks' weights is not finite.
+    `flags` is a sum of STOP, TIME, SAVE, … of `distributed.hang_detector`, agreed by all ranks. `improved` is None
+    without an evaluation. `broken` says that the mean of the ranks' weights is not finite.
     """
 
     flags: int = 0
@@ -47,7 +44,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Ending:
-    """End of training: the run's `status`, and copies of `progress` and `interval` as a run without a stop has them."""
+    """End of training, with copies of `progress` and `interval` as in a run without a stop."""
 
     status: str
     progress: Any
@@ -58,11 +55,8 @@ class Ending:
 class Logged:
     """Statistics since the last log point.
 
-    Args:
-        steps: Number of optimizer steps.
-        loss_sum: Sum of their losses, averaged over ranks.
-        skipped: Updates skipped because a loss was not finite.
-        at: (step, epoch) of the log point; None for now.
+    `loss_sum` adds the losses of `steps`, averaged over ranks. `skipped` counts updates without a finite loss. `at` is
+    (step, epoch); None: now.
     """
 
     steps: int
@@ -72,7 +66,7 @@ class Logged:
 
 # %% ../../nbs/50_train/01_part.ipynb #0cfb87c4
 class Part:
-    """Concern of a run. Each method is a moment of the loop and does nothing by default. `s` is the train state."""
+    """Concern of a run. Each method is a moment of the loop and does nothing by default."""
 
     name: ClassVar[str] = ""  # key of its state in a checkpoint
     measured: ClassVar[bool] = True  # whether measurements and range tests use it too
@@ -96,25 +90,25 @@ class Part:
     # --- once -----------------------------------------------------------------------------------------------------
 
     def catch_up(self, b: Boundary) -> None:
-        """Catch up on actions that were due at the step from which training starts or resumes."""
+        """Catch up on actions due at the step where training starts or resumes."""
 
     def set_up(self) -> None:
-        """Prepare before the first step of this process, after a checkpoint was loaded."""
+        """Prepare before the first step, after loading a checkpoint."""
 
     def after_start(self) -> None:
         """React to the logged start of the run."""
 
     def begin(self) -> None:
-        """Prepare for the next step: at the start of training and after a retry or a rewind."""
+        """Prepare for the next step, at the start or after a retry or rewind."""
 
     def at_epoch(self) -> bool:
-        """React to the start of an epoch, also of a resumed one; return whether the model was wrapped again."""
+        """React to an epoch's start, also when resumed; return whether the model was wrapped again."""
         return False
 
     # --- built when training begins, innermost first ----------------------------------------------------------------
 
     def wrap_loss(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return a function that replaces `loss`, called with the model and a batch."""
+        """Return a function that replaces `loss(model, batch)`."""
         return loss
 
     def wrap_backward(self, backward: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -126,7 +120,7 @@ class Part:
         return step
 
     def wrap_window(self, passes: Callable[[Any], None], update: Callable[[Any], None]) -> tuple[Callable, Callable]:
-        """Return replacements of `passes`, for a micro batch, and of `update`, which ends its window."""
+        """Return replacements of `passes` of a micro batch and of a window's `update`."""
         return passes, update
 
     # --- in a step --------------------------------------------------------------------------------------------------
@@ -135,22 +129,22 @@ class Part:
         """React before the passes of a micro batch."""
 
     def at_bad_loss(self, loss: float, data: Any) -> None:
-        """React to a loss of micro batch `data` that is not finite, before its backward pass; on a CPU only."""
+        """React to a loss that is not finite before its backward pass, on a CPU."""
 
     def after_backward(self, batch: Any) -> None:
-        """React to this rank's gradients after the last backward pass of a window; `batch` is its last micro batch."""
+        """React to this rank's gradients after the last backward pass; `batch` is the last micro batch."""
 
     def at_gradients(self) -> None:
-        """React to the complete gradients of a window: reduced over ranks and divided by samples or weight."""
+        """React to the reduced and divided gradients."""
 
     def passes_changed(self, why: str) -> None:
-        """React to a change of the computation in passes; `why` is a short reason."""
+        """React to changed passes; `why` is a short reason."""
 
     def before_update(self) -> None:
-        """React before the update; no checkpoint is possible until the step boundary."""
+        """React before the update; no checkpoint is possible until the boundary."""
 
     def after_update(self) -> None:
-        """Work on the device after an update that is recorded; a replay repeats it."""
+        """Work on the device after a recorded update; a replay repeats it."""
 
     def after_replay(self) -> None:
         """React to a replay; the step is not counted yet."""
@@ -164,15 +158,15 @@ class Part:
     # --- at a step boundary -----------------------------------------------------------------------------------------
 
     def next_due(self) -> float:
-        """Return the next optimizer step with an action of this part at its boundary."""
+        """Return the next step with an action of this part."""
         return float("inf")
 
     def ask(self, now: float) -> int:
-        """Return rank 0's requests at monotonic time `now`, a sum of TIME, SAVE, …; called a few times a second."""
+        """Return rank 0's requests at monotonic time `now`, a sum of TIME, SAVE, …"""
         return 0
 
     def open_boundary(self, b: Boundary) -> None:
-        """React to the start of a boundary with due actions, on all ranks."""
+        """React on all ranks to a boundary with due actions."""
 
     def at_boundary(self, b: Boundary) -> None:
         """Perform due actions, on all ranks."""
@@ -203,7 +197,7 @@ class Part:
         return contextlib.nullcontext()
 
     def swapped(self) -> contextlib.AbstractContextManager:
-        """Put the weights for evaluation, results and prediction into the model in this block."""
+        """Put the weights for evaluation into the model in this block."""
         return contextlib.nullcontext()
 
     def swapped_buffers(self) -> set[str]:
@@ -211,10 +205,10 @@ class Part:
         return set()
 
     def after_common(self) -> None:
-        """React to equal weights on ranks that train alone; called within `common`."""
+        """React to equal weights on ranks that train alone, within `common`."""
 
     def weights_to_keep(self, module: Any, ending: bool) -> dict[str, Any] | None:
-        """Return the state dict of `module` for a checkpoint; None for the usual one. `ending`: the run ends."""
+        """Return the state dict for a checkpoint; None for the usual one. `ending`: the run ends."""
         return None
 
     def tensors(self) -> list[Any]:
@@ -222,7 +216,7 @@ class Part:
         return []
 
     def watched_buffers(self) -> list[str]:
-        """Return names of model buffers that must be finite before a checkpoint is written."""
+        """Return names of buffers that must be finite before a save."""
         return []
 
     def wants_save(self, due: bool) -> bool:
@@ -242,9 +236,7 @@ class Part:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def before_load(self, progress: dict[str, Any], own: dict[str, dict[str, Any]]) -> None:
-        """React before the weights of a checkpoint are loaded: it has the counters `progress`, and this rank's states
-        `own` by part.
-        """
+        """React before a checkpoint with counters `progress` and this rank's states `own` is loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that all ranks share."""
@@ -258,34 +250,31 @@ class Part:
         return {}
 
     def load_rank_state_dict(self, state: dict[str, Any] | None, notes: list[str]) -> None:
-        """Load the result of `rank_state_dict`; None if the checkpoint has none.
-
-        Differences are appended to `notes` as sentences.
-        """
+        """Load the result of `rank_state_dict`, or None; append differences to `notes`."""
 
     @classmethod
     def refusal(cls, s: Any, path: Any, state: dict[str, Any]) -> str | None:
-        """Return the reason why the checkpoint at `path` with the shared `state` cannot be resumed; None if it can.
+        """Return the reason why the checkpoint at `path` with the shared `state` cannot be resumed, or None.
 
-        `s` is the train state. Called also if the run lacks this part.
+        Called also if the run lacks this part.
         """
         return None
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def on_error(self, error: BaseException) -> Callable[[], None] | None:
-        """Return a function to call before training continues after `error`; None to end the run."""
+        """Return a function to call before training continues after `error`, or None to end the run."""
         return None
 
     def at_failure(self) -> bool:
-        """React to failed training; return whether the state since the last checkpoint may be saved."""
+        """React to failed training; return whether the state may be saved."""
         return True
 
     def at_end(self, ending: "Ending") -> None:
-        """React to the end of training without failure, after the last checkpoint."""
+        """React to an end without failure, after the last checkpoint."""
 
     def close(self, failed: bool) -> None:
-        """React after all files were written; `failed` tells whether the run failed."""
+        """React after all files were written."""
 
 # %% ../../nbs/50_train/01_part.ipynb #ff9aa683
 class Parts(tuple[Part, ...]):
@@ -298,7 +287,7 @@ class Parts(tuple[Part, ...]):
 
 
 def methods(parts: Iterable[Part], moment: str) -> tuple[Callable, ...]:
-    """Return the method `moment` of each part that overrides it, in order."""
+    """Return the method `moment` of each part that overrides it."""
     known = parts.collected if isinstance(parts, Parts) else {}
     if moment not in known:
         overridden = [part for part in parts if getattr(type(part), moment) is not getattr(Part, moment)]
@@ -307,7 +296,7 @@ def methods(parts: Iterable[Part], moment: str) -> tuple[Callable, ...]:
 
 
 def within(parts: Iterable[Part], moment: str) -> contextlib.AbstractContextManager:
-    """Enter the context managers of all parts for `moment`, such as common or swapped."""
+    """Enter the parts' context managers for `moment`, such as swapped."""
     entered = methods(parts, moment)
     if not entered:
         return contextlib.nullcontext()

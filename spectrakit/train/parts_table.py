@@ -61,7 +61,7 @@ PARTS: tuple[type[Part], ...] = (
 
 # %% ../../nbs/50_train/13_parts_table.ipynb #0c027e0a
 def check_parts(s: TrainState, kinds: Iterable[type[Part]] = PARTS) -> list[type[Part]]:
-    """Return the parts among `kinds` (default: all) that a run uses; raise RequestError if one is impossible."""
+    """Return the parts that a run uses; raise RequestError if one is impossible."""
     wanted = [kind for kind in kinds if kind.wanted(s)]
     for kind in wanted:
         kind.check(s)

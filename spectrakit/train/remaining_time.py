@@ -24,13 +24,8 @@ from ..watchdog.time_budget import usable_s
 
 # %% ../../nbs/50_train/09_remaining_time.ipynb #e25b0eaa
 def workload_of(config: Config, plan: BatchPlan, has_valid: bool, predicts: bool) -> Workload:
-    """Return the planned counts of steps, evaluations and saves, for the forecast.
-
-    Args:
-        config: settings
-        plan: steps and batches
-        has_valid: there are validation data
-        predicts: test predictions follow
+    """Return the planned steps, evaluations and saves by `config` and `plan`, with evaluations if `has_valid` and test
+    predictions if `predicts`.
     """
     c, per_epoch, steps = config.trainer, plan.steps_per_epoch, total_steps(config, plan)
     epochs = steps / per_epoch
@@ -57,7 +52,7 @@ def workload_of(config: Config, plan: BatchPlan, has_valid: bool, predicts: bool
 
 # %% ../../nbs/50_train/09_remaining_time.ipynb #cd690f3f
 def lasting_sizes(s: TrainState) -> dict[str, int]:
-    """Return the bytes of this rank's persistent tensors, by name, with gradients as in a step."""
+    """Return the bytes of this rank's persistent tensors and gradients by name."""
     local = [getattr(q, "_local_tensor", q) for q in s.learner.params]
     states = [t for state in s.learner.optimizer.state.values() for t in state.values() if hasattr(t, "element_size")]
     return {
@@ -115,7 +110,7 @@ MIN_STEPS, MIN_S = 5, 2.0  # of training before a forecast
 
 
 def note_forecast(s: TrainState) -> None:
-    """Log the forecast once the pace is known, unless the run was resumed."""
+    """Log a new run's forecast once the pace is known."""
     if s.record.forecast_made or s.record.began[1] > 0:
         return
     if s.progress.step <= MIN_STEPS or time.monotonic() - s.record.began[0] < MIN_S:

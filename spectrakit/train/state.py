@@ -48,7 +48,7 @@ from ..watchdog.time_budget import Budget, kill_at
 # %% ../../nbs/50_train/02_state.ipynb #23a2fc01
 @dataclass
 class Progress:
-    """Counters of a run: optimizer steps, also if fp16 skipped them, and accumulation windows of the current epoch."""
+    """Counters of a run: optimizer steps, also skipped ones, and the epoch's windows."""
 
     step: int = 0
     epoch: int = 0
@@ -92,15 +92,14 @@ class Learner:
             q.grad = None
 
     def note_unfrozen(self, named: Iterable[tuple[str, Any]]) -> None:
-        """Record which of the `named` parameters are trainable now although they belong to `base`."""
+        """Record which `named` parameters of `base` are trainable now."""
         if self.base is not None:
             self.unfrozen |= self.base.names & {name for name, q in named if q.requires_grad}
 
 # %% ../../nbs/50_train/02_state.ipynb #93c411bc
 def names_in_groups(model: Any, optimizer: Any, trained: Iterable[tuple[str, Any]] = ()) -> list[list[str | None]]:
-    """Return the parameter names of each group of `optimizer`; None for unknown ones.
-
-    `trained` has (name, parameter) pairs of the task, in addition to those of `model` (default: none).
+    """Return each group's parameter names, None for unknown ones; `trained` adds (name, parameter) pairs of the
+    task.
     """
     names = {id(q): name for name, q in trained} | {id(q): name for name, q in model.named_parameters()}
     return [[names.get(id(q)) for q in group["params"]] for group in optimizer.param_groups]
@@ -117,7 +116,7 @@ class Data:
     first: list[str] | None = None  # attributes that `datasets` sets for `model`; None: `model` does not need them
 
     def stream_state(self, epoch: int, window: int) -> dict | None:
-        """Return the state with which a stream continues at this optimizer step; None for other data."""
+        """Return the state with which a stream continues at this step."""
         dataset: Any = getattr(self.train, "dataset", None)
         if not hasattr(dataset, "state_at"):
             return None
@@ -146,8 +145,7 @@ def never() -> int:
 class Execution:
     """Execution environment of a run in this process.
 
-    `stop_requested` is called a few times a second and returns the sum of STOP and HURRY, or 0. `logs` is the folder of
-    tracebacks (None: logs/ in `run_dir`).
+    `stop_requested` returns the sum of STOP and HURRY, or 0. `logs` has the tracebacks (None: logs/ in `run_dir`).
     """
 
     context: RunContext
@@ -198,7 +196,7 @@ class Record:
 # %% ../../nbs/50_train/02_state.ipynb #38bc7f1f
 @dataclass
 class Requests:
-    """Requests of this rank and requests that all ranks agreed on: sums of STOP, TIME, SAVE, … from `heartbeat`."""
+    """Requests of this rank and of all: sums of STOP, TIME, SAVE, …"""
 
     next_check: float = 0.0  # monotonic time of the next check for a stop or save
     pending: int = 0  # requests of this rank, if ranks agree at log points only
@@ -217,7 +215,7 @@ class Goal:
 # %% ../../nbs/50_train/02_state.ipynb #04798298
 @dataclass
 class Window:
-    """Facts about the current accumulation window and the last step boundary, shared by all parts."""
+    """Facts about the current window and the last step boundary."""
 
     loss: Any = 0.0  # mean over its samples; on a GPU a tensor
     weight: Any = None  # sum of the weights of its losses; None: losses without weights
@@ -264,13 +262,13 @@ class TrainState:
         return self.run_dir / "checkpoints"
 
     def call(self, moment: str, *args: Any) -> None:
-        """Call the method `moment` of each part that defines it, in order; for rare moments."""
+        """Call the method `moment` of each part; for rare moments."""
         known = self.parts.collected.get(moment) if isinstance(self.parts, Parts) else None
         for method in methods(self.parts, moment) if known is None else known:
             method(*args)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that all ranks share, as tensors and plain values: the content of state.pt."""
+        """Return the state shared by all ranks, the content of state.pt."""
         return {
             "progress": asdict(self.progress),
             "position": self.schedule.position,
@@ -306,10 +304,7 @@ class TrainState:
         return {name: each for name, each in both.items() if not any(each is one for one in own)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; missing and None entries stay unchanged.
-
-        Batch size, data and number of steps are not loaded: `restore` compares them and adjusts the position.
-        """
+        """Load the result of `state_dict`; missing entries stay unchanged. `restore` adjusts the position."""
         learner, names = self.learner, {f.name for f in fields(Progress)}
         vars(self.progress).update({key: value for key, value in state["progress"].items() if key in names})
         self.schedule.position, self.schedule.scale = state["position"], state["lr_scale"]
@@ -331,27 +326,24 @@ class TrainState:
         return {part.name: part.rank_state_dict() for part in self._with_state("rank_state_dict")}
 
     def load_rank_state_dict(self, state: dict[str, Any] | None, notes: list[str]) -> None:
-        """Load the result of `rank_state_dict`.
-
-        `state` is None if the checkpoint has none for this rank. Each difference is appended to `notes` as a sentence.
-        """
+        """Load the result of `rank_state_dict`, or None; append differences to `notes`."""
         for part in self._with_state("load_rank_state_dict"):
             part.load_rank_state_dict((state or {}).get(part.name), notes)
 
 # %% ../../nbs/50_train/02_state.ipynb #549c5dce
 def resulting_model(s: TrainState) -> contextlib.AbstractContextManager:
-    """Put the weights for evaluation, such as moving averages, into the model within this block."""
+    """Put the weights for evaluation into the model in this block."""
     return within(s.parts, "swapped")
 
 
 class TwoSets(Part):
-    """Part for optimizers with one set of weights for training and one for evaluation, such as schedulefree's."""
+    """Part for optimizers with two sets of weights, such as schedulefree's."""
 
     s: TrainState
 
     @classmethod
     def wanted(cls, s: TrainState) -> bool:
-        """Return whether the optimizer has two sets and no moving average is used."""
+        """Return whether the optimizer has two sets and no average is used."""
         return s.learner.two_sets and s.config.training.ema_decay is None
 
     def swapped(self) -> contextlib.AbstractContextManager:
@@ -360,7 +352,7 @@ class TwoSets(Part):
 
 # %% ../../nbs/50_train/02_state.ipynb #23a2fc03
 def save_due(s: TrainState, epoch_end: bool) -> bool:
-    """Return whether a checkpoint is due at this step or at this epoch's end."""
+    """Return whether a checkpoint is due at this step or epoch's end."""
     c, p = s.config.checkpoint, s.progress
     if not c.enabled or p.saved_step == p.step:
         return False
@@ -369,7 +361,7 @@ def save_due(s: TrainState, epoch_end: bool) -> bool:
 
 
 def first_saves_s(config: Config) -> float:
-    """Return the seconds that saving may exceed its share of the time; 0 for checkpoints by epoch or best result."""
+    """Return the seconds that saving may exceed its share; 0 for saves by epoch or best result."""
     c = config.checkpoint
     return ADVANCE_S if c.every_n_steps or c.every_minutes or average_plan(config) else 0.0
 
@@ -385,7 +377,7 @@ def writer_of(s: TrainState) -> CheckpointWriter:
 
 # %% ../../nbs/50_train/02_state.ipynb #90bd5a02
 def average_plan(config: Config) -> tuple[str, int] | None:
-    """Return ('last' or 'best', number of checkpoints) from `training.average`; None without averaging."""
+    """Return ('last' or 'best', number of checkpoints) from `training.average`, or None."""
     if config.training.average is None or not config.checkpoint.enabled:
         return None
     which, _, count = config.training.average.partition(":")
@@ -395,7 +387,7 @@ def average_plan(config: Config) -> tuple[str, int] | None:
 def checkpoints_at_once(config: Config, has_valid: bool, each: int) -> dict[str, int]:
     """Return the largest number of checkpoints on the disk at a time, by reason.
 
-    `config` has the limits. `has_valid`: there are evaluations, hence a best checkpoint. `each`: bytes of a checkpoint.
+    `each` is the bytes of a checkpoint.
     """
     c, plan = config.checkpoint, average_plan(config)
     limits = {f"checkpoint.keep_last={c.keep_last}": c.keep_last}
@@ -412,10 +404,7 @@ def checkpoints_at_once(config: Config, has_valid: bool, each: int) -> dict[str,
 
 # %% ../../nbs/50_train/02_state.ipynb #9dfe4c0c
 def save_due_by_clock(s: TrainState, now: float) -> bool:
-    """Return whether a checkpoint is due by time. `now` is time.monotonic().
-
-    Called on rank 0 a few times a second; also logs finished checkpoints.
-    """
+    """Return whether a checkpoint is due at monotonic time `now`; log finished ones."""
     c = s.config.checkpoint
     if not c.enabled:
         return False
@@ -428,7 +417,7 @@ def save_due_by_clock(s: TrainState, now: float) -> bool:
 
 # %% ../../nbs/50_train/02_state.ipynb #85ae55cf
 def log_once(s: TrainState, text: str) -> None:
-    """Log a message unless it differs from the last one in numbers only."""
+    """Log a message unless only numbers have changed."""
     kind = re.sub(r"[0-9.]+", "#", text)
     if kind != s.record.last_message:
         s.record.log.write("message", text=text)
@@ -436,17 +425,17 @@ def log_once(s: TrainState, text: str) -> None:
 
 # %% ../../nbs/50_train/02_state.ipynb #0cd79bec
 def own_parts_of(tensors: list) -> list:
-    """Return this rank's shards of tensors; torch's foreach functions accept no mix of sharded and whole tensors."""
+    """Return this rank's shards; torch's foreach functions refuse a mix of sharded and whole tensors."""
     return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
 
 
 def step_sum(s: TrainState, value: Any) -> Any:
-    """Return the sum of a tensor over the ranks that share the gradients of this step."""
+    """Return a tensor's sum over ranks that share gradients."""
     return s.context.reduce_in_worker(value) if s.window.alone else s.context.reduce_tensor(value)
 
 # %% ../../nbs/50_train/02_state.ipynb #c2e01f40
 def reads_at_once(context: RunContext) -> bool:
-    """Return whether reading a value on the device waits for nothing, as on a CPU."""
+    """Return whether reading from the device waits for nothing, as on a CPU."""
     return context.device.type == "cpu"
 
 
@@ -460,7 +449,7 @@ def gpu_generator(device: Any) -> Any:
 
 
 def random_states(gpu: Any) -> tuple[list, tuple[int, int] | None]:
-    """Return the states of Python's, NumPy's and torch's generators, and (seed, offset) of the generator `gpu`."""
+    """Return the states of all generators, and (seed, offset) of the GPU's."""
     place = None if gpu is None else (gpu.initial_seed(), gpu.get_offset())
     return [one.state() for one in global_generators().values()], place
 
@@ -475,7 +464,7 @@ def restore_random_states(states: tuple[list, tuple[int, int] | None], gpu: Any)
 
 # %% ../../nbs/50_train/02_state.ipynb #54b25101
 def rewind_random_states(s: TrainState) -> None:
-    """Restore the random states of the last step boundary, unless they are unknown."""
+    """Restore the random states of the last step boundary, unless unknown."""
     if s.window.rng_state is None:
         return
     states, of_task = s.window.rng_state
@@ -502,10 +491,7 @@ def _model_to_keep(s: TrainState, module: Any, ending: bool) -> dict[str, Any]:
 
 
 def _result_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the weights for evaluation; None if they equal `held`, the model of the checkpoint.
-
-    Buffers are shared with `held` unless a part swaps them.
-    """
+    """Return the weights for evaluation; None if they equal `held`, which shares its buffers."""
     swapping = [part for part in s.parts if methods([part], "swapped")]
     if not swapping:
         return None
@@ -520,7 +506,7 @@ def _result_to_keep(s: TrainState, module: Any, held: dict[str, Any]) -> dict[st
 
 # %% ../../nbs/50_train/02_state.ipynb #592eea9a
 def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> CheckpointContent:
-    """Return the content of a checkpoint, complete on rank 0 only. With FSDP tensors are copied, else shared."""
+    """Return a checkpoint's content, complete on rank 0. With FSDP tensors are copied."""
     keep, module = s.context.is_main, s.context.unwrap(s.learner.model)
     held = _model_to_keep(s, module, ending)
     if s.context.sharded:
@@ -563,13 +549,13 @@ def _checkpoint_content(s: TrainState, alone: bool, ending: bool = False) -> Che
 def submit_snapshot(
     s: TrainState, kind: str = "last", best: bool = False, alone: bool = False, began: float | None = None
 ) -> bool:
-    """Gather the content of this step boundary and submit it to the checkpoint writer. All ranks call it.
+    """Submit this boundary's state `s` to the checkpoint writer. All ranks call it.
 
     Args:
         s: Train state.
-        kind: 'last', 'best' or 'periodic' (default 'last'); the writer may postpone the last kind.
-        best: Whether this is the best result so far (default False).
-        alone: Whether only this rank is left (default False).
+        kind: 'last', 'best' or 'periodic'; the writer may postpone the last kind.
+        best: Whether this is the best result so far.
+        alone: Whether only this rank is left.
         began: Start of the save in monotonic seconds (default: now).
 
     Returns:
@@ -591,13 +577,10 @@ def submit_snapshot(
 
 # %% ../../nbs/50_train/02_state.ipynb #23a2fc04
 def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = False) -> None:
-    """Save this step. All ranks call it, rank 0 writes.
+    """Save this step of `s`. All ranks call it, rank 0 writes.
 
-    Args:
-        s: Train state.
-        best: Whether this is the best result so far; training waits for it (default False).
-        alone: Whether other ranks are unreachable; only rank 0's state is saved, as the last (default False).
-        last: Whether the run ends here; training waits for it (default False). Other saves may be skipped.
+    Training waits if it is the `best` so far or the `last` of the run. With `alone` other ranks are unreachable, and
+    rank 0's state is saved.
     """
     p, c, main = s.progress, s.config.checkpoint, s.context.is_main
     if not c.enabled or (alone and not (s.context.whole_on_main and main)):
@@ -619,7 +602,7 @@ def save(s: TrainState, best: bool = False, alone: bool = False, last: bool = Fa
 
 
 def _should_save(s: TrainState, kind: str, best: bool) -> bool:
-    """Return whether to submit this step; before the last one, write all pending checkpoints."""
+    """Return whether to submit this step; first write pending checkpoints."""
     writer, p = writer_of(s), s.progress
     if kind != "last":
         return writer.wants(kind)
@@ -630,7 +613,7 @@ def _should_save(s: TrainState, kind: str, best: bool) -> bool:
 
 # %% ../../nbs/50_train/02_state.ipynb #f9cfd2a3
 def finish_saving(s: TrainState) -> None:
-    """Wait until all checkpoints are on disk and in the mirror, as long as time allows."""
+    """Wait until all checkpoints are saved, as time allows."""
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return
     s.context.heartbeat.beat("saving")
@@ -639,7 +622,7 @@ def finish_saving(s: TrainState) -> None:
 
 
 def finish_mirror(s: TrainState) -> None:
-    """Copy the final files to the mirror after the end of the run was logged."""
+    """Copy the final files to the mirror."""
     mirror = s.config.checkpoint.mirror
     if (
         not s.config.checkpoint.enabled

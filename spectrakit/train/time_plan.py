@@ -17,7 +17,7 @@ from ..watchdog.time_budget import fits, planned_steps, reserved_parts, schedule
 
 # %% ../../nbs/50_train/05_time_plan.ipynb #23a2fc01
 def time_for(s: TrainState, kind: str, seconds: float | None = None) -> bool:
-    """Return whether an 'eval' or an 'epoch' that begins now would end in time, by rank 0's clock."""
+    """Return whether an 'eval' or 'epoch' begun now would end in time."""
     return s.budget.ends is None or s.context.broadcast(fits(s.budget, kind, seconds))
 
 
@@ -37,7 +37,7 @@ def write_budget(s: TrainState) -> None:
 
 # %% ../../nbs/50_train/05_time_plan.ipynb #23a2fc02
 def step_cost(s: TrainState) -> float:
-    """Return the seconds of an optimizer step with its share of evaluations, saves and log points."""
+    """Return a step's seconds with its share of evaluations, saves and logs."""
     (began, first), c, done = s.record.began, s.config.trainer, s.progress.step
     each = s.record.pace.mean()
     every = min(
@@ -52,10 +52,7 @@ def step_cost(s: TrainState) -> float:
 
 # %% ../../nbs/50_train/05_time_plan.ipynb #23a2fc03
 def replan(s: TrainState, usable: float, cost_s: float) -> None:
-    """Plan the number of steps for `usable` seconds at `cost_s` each, and the speed along the schedule.
-
-    Applies to watchdog.plan=anneal and fit_epochs.
-    """
+    """Plan steps for `usable` seconds at `cost_s` each, with watchdog.plan=anneal or fit_epochs."""
     p, rule = s.progress, s.config.scheduler
     if s.config.watchdog.plan == "stop" or s.learner.scheduler is not None:
         return  # a task's scheduler defines its own end

@@ -25,15 +25,10 @@ LONG = 200  # minimum number of steps with `auto`: the comparison trains twelve 
 def choose_graphs(
     config: Config, context: RunContext, plan: BatchPlan, parameters: int, steps: int, task: Any
 ) -> tuple[bool, str]:
-    """Return whether steps are captured as CUDA graphs, and the reason in one line ("" if the setting is off).
+    """Return whether steps are captured as CUDA graphs, and the reason ("" if the setting is off).
 
-    Args:
-        config: trainer.cuda_graphs is true, false or auto
-        context: device and processes
-        plan: batches of a step
-        parameters: number of parameters of the model
-        steps: optimizer steps of the run
-        task: checked for methods that vary between steps
+    The setting trainer.cuda_graphs of `config` is true, false or auto; `context`, `plan`, the number of `parameters`,
+    the run's `steps`, and methods of `task` that vary between steps decide.
     """
     wanted = config.trainer.cuda_graphs
     if wanted is False or (wanted == "auto" and context.device.type != "cuda"):
@@ -63,11 +58,11 @@ class Recorder(Protocol):
         """Prepare for a recording within this block."""
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Record the operations of `function` without running them, and return the function that replays them."""
+        """Record `function` without running it, and return a function that replays it."""
 
 # %% ../../../nbs/50_train/12_cuda_graphs/00_cuda_graphs.ipynb #449c2033
 class CudaRecorder:
-    """Recorder of GPU operations. Warm-up and recording share one stream, as CUDA requires."""
+    """Recorder of GPU operations. Warm-up and recording share a stream."""
 
     generators: Sequence[Any] = ()  # of the task, on the device: a replay draws from them anew
 
@@ -78,7 +73,7 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Run this block on the recorder's stream, in order with other streams."""
+        """Run this block on the recorder's stream."""
         import torch
 
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -87,9 +82,9 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Record the operations of `function` without running them, and return the function that replays them.
+        """Record `function` without running it; return a function that replays it.
 
-        A failed recording would make the GPU's random generator unusable, so its state is restored.
+        A failed recording would spoil the GPU's generator, so it is restored.
         """
         import torch
 
@@ -111,9 +106,7 @@ class CudaRecorder:
 # %% ../../../nbs/50_train/12_cuda_graphs/00_cuda_graphs.ipynb #a547a00a
 @contextlib.contextmanager
 def rates_on_device(groups: Sequence[dict], device: Any) -> Iterator[list[Any]]:
-    """Make the learning rates of parameter `groups` tensors on `device`, which a recorded step reads, and yield
-    them.
-    """
+    """Make the learning rates of `groups` tensors, which a recorded step reads."""
     import torch
 
     before = [{key: group[key] for key in ("lr", "capturable") if key in group} for group in groups]
@@ -131,14 +124,14 @@ WARM_UP = 3  # computed windows before the recording
 
 
 def form_of(data: Any) -> Any:
-    """Return the names of a batch's parts in order, with shape and type of each tensor and the values of others."""
+    """Return shape and type of a batch's tensors, and other values."""
     if (parts := parts_of(data)) is not None:
         return [(name, form_of(part)) for name, part in parts]
     return (data.shape, data.dtype) if hasattr(data, "dtype") else (type(data), data)
 
 
 def first_error(error: BaseException) -> str:
-    """Return the first error in one line: a failed recording raises another one."""
+    """Return the first error in one line: failed recordings raise another."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}"
@@ -149,12 +142,10 @@ def _copied(value: Any) -> Any:
 
 # %% ../../../nbs/50_train/12_cuda_graphs/00_cuda_graphs.ipynb #e0e77be5
 class Recording:
-    """Recorded window of `parts` micro batches like `data`, with fixed inputs and learning rates on the device.
+    """Recorded window of `parts` micro batches like `data`, with fixed inputs and learning rates.
 
-    Args:
-        compute: trains on a list of micro batches, and returns (loss, logs, other tensors) of the window
-        groups: parameter groups of the optimizer
-        recorder: recorder of operations
+    `compute` trains on micro batches and returns (loss, logs, other tensors). `groups` are the optimizer's, `recorder`
+    records.
     """
 
     def __init__(self, compute: Callable[[list], tuple], groups: Sequence[dict], data: Any, parts: int, recorder: Any):
@@ -179,7 +170,7 @@ class Recording:
         return self._hyperparameters() == self.fixed
 
     def replay(self) -> tuple:
-        """Train on the inputs; return (loss, logs, other tensors), with the loss valid until the next replay."""
+        """Train on the inputs; return (loss, logs, other tensors), valid until the next replay."""
         for place, group in enumerate(self.groups):
             rate = group["lr"]
             if type(rate) is not float:
@@ -193,14 +184,11 @@ class Recording:
 
 # %% ../../../nbs/50_train/12_cuda_graphs/00_cuda_graphs.ipynb #3e228ddb
 class CapturedStep:
-    """Step of a run whose whole windows are replayed after a recording.
+    """Step of a run, replayed for whole windows after a recording.
 
-    Args:
-        compute: trains on a list of micro batches, and returns (loss, logs, other tensors) of the window
-        groups: parameter groups of the optimizer
-        plan: samples and micro batches of a window
-        recorder: recorder of operations
-        objection: returns the reason against a recording, or "", for (micro batch, windows so far) before a recording
+    `compute` trains on micro batches and returns (loss, logs, other tensors). `groups` are the optimizer's, `plan` has
+    samples and micro batches of a window, `recorder` records, `objection` returns a reason against recording (micro
+    batch, windows so far), or "".
     """
 
     def __init__(
@@ -217,7 +205,7 @@ class CapturedStep:
         self.forget()
 
     def forget(self) -> None:
-        """Record again after some windows, because optimizer tensors were replaced or a window was interrupted."""
+        """Record again, because optimizer tensors were replaced or a window was interrupted."""
         self.recorded: Recording | None = None
         self.seen, self.part = 0, 0  # number of windows; micro batches of the current one
         self.within: bool | None = None  # whether the current window is replayed; None between windows
@@ -225,7 +213,7 @@ class CapturedStep:
     def takes(self, batch: Any) -> bool:
         """Return whether the window of `batch` is replayed, and copy `batch` for it.
 
-        After true for earlier micro batches of a window, false means that its copied ones must be computed, too.
+        When that turns false within a window, copied ones must be computed, too.
         """
         import torch
 
@@ -253,10 +241,7 @@ class CapturedStep:
         return self.recorded is not None and form_of(data) == self.recorded.form
 
     def replay(self) -> tuple:
-        """Train on the copied window; return (loss, logs, other tensors), valid until the next replay.
-
-        If a scheduler changed more than learning rates, this and later steps are computed.
-        """
+        """Train on the copied window; return (loss, logs, other tensors), valid until the next replay."""
         assert self.recorded is not None, "takes() was true"
         if self.recorded.fits():
             return self.recorded.replay()

@@ -36,9 +36,9 @@ from ..state import EMPTY, TrainState
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #bbfd8de0
 def window_step(s: TrainState) -> Callable[[Sequence[Any]], tuple]:
-    """Return the function that trains on a window: micro batches of equal size → (loss, logs, (bad, left_out)).
+    """Return the function that trains on equal micro batches → (loss, logs, (bad, left_out)).
 
-    It leaves `window` as it was, and no gradient if it fails, as a failed recording has computed none.
+    It leaves `window` unchanged, and no gradient if it fails.
     """
     passes, update, w, plan = passes_of(s), update_of(s, ()), s.window, s.data.plan
     finish = methods(s.parts, "after_update")
@@ -63,7 +63,7 @@ def window_step(s: TrainState) -> Callable[[Sequence[Any]], tuple]:
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #66423eeb
 def _held(s: TrainState) -> dict[str, Any]:
-    """Return the tensors that the task holds beside the model, by name."""
+    """Return the task's tensors beside the model, by name."""
     return {} if s.learner.held is None else s.learner.held.named()
 
 
@@ -101,7 +101,7 @@ def _optimizer_kept(s: TrainState) -> Iterator[None]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are bit-identical: tensors, arrays, numbers, and dicts and lists of them."""
+    """Return whether two nested values are bit-identical."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
@@ -115,7 +115,7 @@ WINDOWS = 2 * WARM_UP  # windows of a trial
 
 
 def some_windows(s: TrainState) -> list[list[Any]]:
-    """Return the next whole windows as lists of micro batches, repeated if fewer; [] for none."""
+    """Return the next whole windows as lists of micro batches."""
     found: list[list[Any]] = []
     window: list[Any] = []
     with contextlib.closing(s.data.train.epoch(s.progress.epoch, s.progress.window)) as batches:
@@ -145,9 +145,7 @@ def _state_after(s: TrainState) -> dict[str, Any]:
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #ab9039de
 class Constants:
-    """Values that a recorded step keeps, of objects by name and all that they hold: `plain` ones, and `tensors` with
-    their addresses, so that none is freed.
-    """
+    """Values that a recorded step keeps: `plain` ones and `tensors` with addresses, so that none is freed."""
 
     def __init__(self, **things: Any):
         import torch
@@ -169,7 +167,7 @@ class Constants:
                     todo += [(f"{name}.{key}", part) for key, part in parts]
 
     def changed(self, now: "Constants", in_tensors: bool = True) -> str:
-        """Return the name of a value that differs in `now`, or ""; perhaps also of a tensor that was replaced."""
+        """Return the name of a value that differs in `now`, or ""."""
         pairs = [(self.plain, now.plain)]
         if in_tensors:
             pairs.append(({n: a for n, (a, _) in self.tensors.items()}, {n: a for n, (a, _) in now.tensors.items()}))
@@ -182,14 +180,14 @@ def _address(tensor: Any) -> tuple:
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #6b1f0a77
 def _on_device(of_task: TaskState, device: Any) -> set[str]:
-    """Return the names of a task's tensors on `device` that are the same objects as before, as if changed in place."""
+    """Return the names of a task's unchanged tensors on `device`."""
     now, before = vars(of_task.task), of_task.own or {}
     same_one = [name for name, value in before.items() if hasattr(value, "detach") and now.get(name) is value]
     return {name for name in same_one if now[name].device.type == device.type}
 
 
 def _drawn_elsewhere(s: TrainState, before: dict[str, Any], of_task: TaskState) -> bool:
-    """Return whether random numbers were drawn since `before` that a replay would repeat: not on the device."""
+    """Return whether the host drew random numbers, which a replay would repeat."""
     now, device = random_state(), s.context.device
     names = ["python", "numpy", *(["torch"] if device.type != "cpu" else [])]
     own = [one for one in drawn_from(of_task) if getattr(one, "device", None) is None or one.device.type != device.type]
@@ -197,9 +195,7 @@ def _drawn_elsewhere(s: TrainState, before: dict[str, Any], of_task: TaskState) 
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #f7bd79a2
 def changed_by_loss(s: TrainState, loss_of: Callable[[Any, Any], Any], data: Any) -> str:
-    """Return a description of a change by the passes of `loss_of` on a micro batch `data` besides gradients and
-    buffers, such as a counter; "" for none.
-    """
+    """Return a change by the loss besides gradients and buffers, or ""."""
     model, task, data = s.context.unwrap(s.learner.model), s.task, map_batch(_copy_of, data)
     modules = with_held(task, model)
     own = [value for each in (task, *modules.modules()) for value in _own_functions(each)]
@@ -222,7 +218,7 @@ def changed_by_loss(s: TrainState, loss_of: Callable[[Any, Any], Any], data: Any
 
 
 def _own_functions(thing: Any) -> list[Any]:
-    """Return the functions among an object's attributes, and the methods of a user's module."""
+    """Return functions of an object, and methods of a user's module."""
     methods_of = vars(type(thing)) if hasattr(thing, "named_modules") and is_own(type(thing)) else {}
     return [value for value in (*vars(thing).values(), *methods_of.values()) if inspect.isfunction(value)]
 
@@ -230,7 +226,7 @@ def _own_functions(thing: Any) -> list[Any]:
 def _trial(
     s: TrainState, windows: Sequence[Sequence[Any]], train: Callable[[int, Sequence[Any]], Any]
 ) -> dict[str, Any]:
-    """Train on windows, undo it, and return the results. `train`: (number of the window, its parts) → (loss, logs)."""
+    """Train on windows with `train(number, parts)`, undo it, and return the results."""
     with undone(s.task, s.context.unwrap(s.learner.model)), _optimizer_kept(s):
         s.learner.model.train()
         s.call("begin")
@@ -247,9 +243,8 @@ def _trial(
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #93f89fe0
 def replay_problem(s: TrainState, step: Callable, recorder: Recorder) -> str:
-    """Return the reason against replaying steps; "" if three replays are bit-identical to plain steps.
-
-    `step` comes from `window_step`; `recorder` records and replays. The train state stays as it is.
+    """Return the reason against replaying `step` with `recorder`; "" if three replays are bit-identical to plain
+    steps.
     """
     captured = CapturedStep(step, s.learner.optimizer.param_groups, s.data.plan, recorder)
     count = s.data.plan.effective_batch_size
@@ -289,7 +284,7 @@ def _runs_hooks(optimizer: Any) -> bool:
 
 
 def _obstacle(s: TrainState) -> str:
-    """Return the reason why this learner's steps cannot be recorded, or ""."""
+    """Return the reason why steps cannot be recorded, or ""."""
     optimizer, in_memory = s.learner.optimizer, isinstance(s.data.train, (ResidentBatches, RowBatches))
     if reasons := [part.not_recorded for part in s.parts if part.not_recorded]:
         return reasons[0]
@@ -315,9 +310,7 @@ def _kept_on_device(optimizer: Any) -> bool:
 
 # %% ../../../nbs/50_train/12_cuda_graphs/01_step_capture.ipynb #a1c9cc20
 class CudaGraphs(Part):
-    """Replay of steps of small models as CUDA graphs: `trainer.cuda_graphs`. `captured` is None if steps are
-    computed.
-    """
+    """Replay of small models' steps as CUDA graphs: `trainer.cuda_graphs`."""
 
     s: TrainState
     captured: CapturedStep | None = None
@@ -330,7 +323,7 @@ class CudaGraphs(Part):
         return asked is True or (asked == "auto" and s.context.device.type == "cuda")
 
     def set_up(self) -> None:
-        """Replay the steps of the run if replays are identical; record the reason."""
+        """Replay steps if replays are identical; record the reason."""
         s = self.s
         captures, why = self._choose()
         if captures:
@@ -356,9 +349,7 @@ class CudaGraphs(Part):
         return Constants(task=vars(s.task), methods=functions_of(s.task), model=s.context.unwrap(s.learner.model))
 
     def _objection(self, data: Any, seen: int) -> str:
-        """Return the reason against recording on `data`: a value that differs before two windows, or one that the loss
-        changes.
-        """
+        """Return the reason against recording: a value that changes."""
         before, self.step_constants = self.step_constants, self._constants()
         if seen < WARM_UP or before is None:
             return ""
@@ -372,7 +363,7 @@ class CudaGraphs(Part):
             self.captured.forget()
 
     def at_epoch(self) -> bool:
-        """Record again after the task's `on_epoch`, which may freeze parameters or change values."""
+        """Record again after `on_epoch`, which may change values."""
         if provides(self.s.task, "on_epoch"):
             self.begin()
         else:
@@ -380,13 +371,13 @@ class CudaGraphs(Part):
         return False
 
     def after_evaluation(self) -> None:
-        """Record again if an evaluation or the data changed a value, or replaced a tensor, of task or model."""
+        """Record again if an evaluation changed a value or tensor."""
         recorded = self.captured is not None and self.captured.recorded is not None
         if recorded and self.step_constants is not None and self.step_constants.changed(self._constants()):
             self.begin()
 
     def wrap_window(self, passes: Callable[[Any], None], update: Callable[[Any], None]) -> tuple[Callable, Callable]:
-        """Return functions that copy the micro batches of a recorded window, and replay it."""
+        """Return functions that copy micro batches, and replay a window."""
         if self.captured is None:
             return passes, update
         w, beat = self.s.window, self.s.context.heartbeat

@@ -15,7 +15,7 @@ BLOCK = 256  # numbers per scale
 
 
 def _scaled(values: Any, most: int) -> tuple[Any, Any]:
-    """Return integers from -`most` to `most`, a row per block, and the scale of each row."""
+    """Return integers from -`most` to `most` and each row's scale."""
     import torch
 
     blocks = values.view(-1, BLOCK)
@@ -75,7 +75,7 @@ def _decode_fp16(payload: Any, count: int) -> Any:
 # %% ../../../nbs/50_train/03_diloco/01_compression.ipynb #62f613b2
 @dataclass(frozen=True)
 class Form:
-    """Encoding: bytes of a vector, the vector of `count` numbers from bytes, and `bits` per number without scales."""
+    """Encoding: bytes of a vector, the vector from bytes, and `bits` per number."""
 
     bits: int
     encode: Callable[[Any], Any]
@@ -94,7 +94,7 @@ FORMS = {
 
 
 def bytes_sent(form: Form, numbers: int, workers: int) -> int:
-    """Return the bytes that each worker sends to average a vector of `numbers`."""
+    """Return the bytes that each worker sends to average `numbers`."""
     return 2 * (workers - 1) * form.size(_share(numbers, workers)) if workers > 1 else 0
 
 
@@ -113,7 +113,7 @@ class Compression:
     pending: tuple | None = None  # both, if the current round succeeds
 
     def begin(self, sent: list[bool]) -> None:
-        """Begin a round with the parameters `sent`; drop rounding errors of other parameters."""
+        """Begin a round with `sent` parameters; drop others' rounding errors."""
         if self.of not in (None, sent):
             self.left_out = self.left_out_of_mean = None
         self.of = list(sent)
@@ -132,13 +132,9 @@ class Compression:
 
 # %% ../../../nbs/50_train/03_diloco/01_compression.ipynb #08e402a0
 def compressed_mean(vector: Any, compression: Compression, workers: int, group: Any) -> Any:
-    """Return the mean of a vector over the workers. All workers must call it.
+    """Return the mean of `vector`, float32 [numbers], over the `workers` in `group`, which all call this.
 
-    Args:
-        vector: this worker's vector, float32 [numbers]
-        compression: encoding; call its `keep` after a successful round
-        workers: number of workers
-        group: process group of the workers
+    Call `keep` of `compression` after a successful round.
     """
     import torch
     import torch.distributed as dist

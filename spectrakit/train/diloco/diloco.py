@@ -58,7 +58,7 @@ from ..state import TrainState
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #0b39f045
 def fragment_bytes(workers: Workers, number: int) -> int:
-    """Return the bytes that a worker sends in the exchange of fragment `number`."""
+    """Return the bytes that a worker sends for fragment `number`."""
     numbers = workers.loops[number].numbers
     if workers.compressions:
         return bytes_sent(workers.compressions[number].form, numbers, workers.count)
@@ -99,7 +99,7 @@ def _make_loops(s: TrainState) -> list[OuterLoop]:
 
 
 def _group_beside(s: TrainState) -> Any:
-    """Return a process group for fragments among workers with this part of the model; all ranks call it."""
+    """Return a process group for workers with this part of the model."""
     import torch.distributed as dist
 
     shards, count = s.config.diloco.shards, s.context.world_size
@@ -108,7 +108,7 @@ def _group_beside(s: TrainState) -> Any:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #f124ac1d
 def make_workers(s: TrainState) -> Workers:
-    """Return the outer loops of a prepared run, at the beginning of a round."""
+    """Return the outer loops at the beginning of a round."""
     d = s.config.diloco
     held = places_of(s.context.unwrap(s.learner.model))
     places = [place for place in held if place.is_saved and is_dense(place.tensor)]
@@ -141,9 +141,7 @@ def _mean(vector: Any, count: int, group: Any) -> Any:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #82191a71
 def _mean_of_workers(s: TrainState, workers: Workers) -> list | None:
-    """Return the mean of the workers' current weights, a vector per fragment, or None if not finite; all of them call
-    it.
-    """
+    """Return the workers' mean weights, a vector per fragment, or None."""
     import torch
 
     vectors = [_mean(flat(loop.params), workers.count, workers.group) for loop in workers.loops]
@@ -154,8 +152,7 @@ def _mean_of_workers(s: TrainState, workers: Workers) -> list | None:
 class Diloco(Part):
     """DiLoCo (Douillard et al., 2023): `distributed.strategy=diloco`.
 
-    `workers` has the outer loops, `ledger` the progress of rounds, `uncounted` this worker's skipped updates outside
-    the ledger, on a GPU as a tensor.
+    `uncounted` are this worker's skipped updates outside the `ledger` of rounds, on a GPU as a tensor.
     """
 
     s: TrainState
@@ -178,7 +175,7 @@ class Diloco(Part):
 
     @classmethod
     def check(cls, s: TrainState) -> None:
-        """Raise RequestError if the optimizer trains parameters outside the model: only the model is exchanged."""
+        """Raise RequestError if parameters outside the model, which are not exchanged, are trained."""
         if s.learner.held is not None and (names := learning(s.learner.held)):
             raise RequestError(
                 f"The optimizer trains {names[0]} of the task, but the workers of diloco exchange only the model. "
@@ -187,7 +184,7 @@ class Diloco(Part):
 
     @classmethod
     def refusal(cls, s: TrainState, path: Path, state: dict[str, Any]) -> str | None:
-        """Return the reason against resuming from the checkpoint at `path` with the shared `state`, or None."""
+        """Return the reason against resuming, or None."""
         kept = state["parts"].get(cls.name)
         if kept is None:
             return None
@@ -217,7 +214,7 @@ class Diloco(Part):
         return self.ledger.left_out
 
     def updates_made(self, number: int = 0) -> int:
-        """Return the updates of fragment `number` by this worker since its last exchange."""
+        """Return the updates of fragment `number` since its last exchange."""
         step, left_out = self.workers.since[number]
         return self.s.progress.step - step - (self.count_left_out() - left_out)
 
@@ -258,7 +255,7 @@ class Diloco(Part):
 
     @contextlib.contextmanager
     def common(self) -> Iterator[None]:
-        """Load θ and the buffers at the beginning of the round into the model in this block."""
+        """Load θ and the round's first buffers in this block."""
         import torch
 
         if not self.mid_round:
@@ -279,20 +276,18 @@ class Diloco(Part):
                 load_own_parts(tensors_at(workers.places), buffers)
 
     def weights_to_keep(self, module: Any, ending: bool) -> dict[str, Any] | None:
-        """Return the state dict of `module` within a round, with θ, or with the workers' mean if the run is
-        `ending`.
-        """
+        """Return the state dict with θ, or the workers' mean when `ending`."""
         if not self.mid_round:
             return None
         return common_weights(self.workers, module, _mean_of_workers(self.s, self.workers) if ending else None)
 
     def before_rewind(self) -> None:
-        """Wait for a fragment in transit, which would overwrite buffers of the next exchange."""
+        """Wait for a fragment in transit, which would overwrite later buffers."""
         if self.workers.flight is not None:
             self.workers.flight.mean()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the shared state; ranks that share a model call it together."""
+        """Return the shared state, on ranks that share a model."""
         return {**shared_state(self.workers), "ledger": asdict(self.ledger)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -329,10 +324,7 @@ class Diloco(Part):
         self.s.schedule.position, self.ledger.left_out = state["place"]["position"], state["place"]["left_out"]
 
     def load_rank_state_dict(self, state: dict[str, Any] | None, notes: list[str]) -> None:
-        """Load this worker's state; at the end of a round other workers may start from the common one.
-
-        `state` is None without one for this rank; `notes` receives messages on differences.
-        """
+        """Load this worker's state, or None; append differences to `notes`."""
         s, kept, workers = self.s, self.kept, self.workers
         same = bool(kept) and (kept["workers"], kept["shards"]) == (workers.count, workers.shards)
         if kept and is_of_another_optimizer(workers.loops[0], kept.get("loops", [kept])[0]):
@@ -362,7 +354,7 @@ class Diloco(Part):
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #927cd044
 def next_exchange(d: "Diloco") -> int:
-    """Return the step of the next exchange, or of the end of the warm-up."""
+    """Return the step of the next exchange, or of the warm-up's end."""
     c, step, workers = d.s.config.diloco, d.s.progress.step, d.workers
     if workers.streams and not d.warms_up:
         sent = c.warmup_steps + next_sent(step - c.warmup_steps, c.max_steps, len(workers.loops))
@@ -383,7 +375,7 @@ def outer_lr(d: "Diloco") -> float:
 def weight_in_mean(d: "Diloco", number: int) -> float | None:
     """Return the weight of this worker's fragment in the mean with nan_policy=skip, or None if all are 0.
 
-    It is 1 for equally many updates, and 0 without an update or with weights that are not finite.
+    It is 0 without updates or with weights that are not finite, and 1 for equally many updates.
     """
     s, workers = d.s, d.workers
     if s.config.training.nan_policy != "skip":
@@ -471,7 +463,7 @@ def _end_round(d: "Diloco") -> bool:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #c9f15285
 def _send(d: "Diloco", number: int, overlap: int) -> float | None:
-    """Send a fragment, to arrive `overlap` steps later, unless no worker changed it; return its weight in the mean."""
+    """Send a changed fragment, to arrive `overlap` steps later; return its weight."""
     workers = d.workers
     weight = weight_in_mean(d, number)
     if weight is None:
@@ -488,7 +480,7 @@ def _send(d: "Diloco", number: int, overlap: int) -> float | None:
 
 
 def _land(d: "Diloco") -> bool:
-    """Receive the fragment in transit, and move its part of θ; return whether the mean is finite."""
+    """Receive the fragment and move θ; return whether its mean is finite."""
     s, workers, c, flight = d.s, d.workers, d.s.config.diloco, d.workers.flight
     assert flight is not None, "a fragment travels"
     mean, workers.flight, sent = _waited(workers, flight.mean), None, fragment_bytes(workers, flight.number)
@@ -507,9 +499,7 @@ def _land(d: "Diloco") -> bool:
 
 # %% ../../../nbs/50_train/03_diloco/04_diloco.ipynb #b9ca1b89
 def stream_when_due(d: "Diloco") -> bool:
-    """Receive and send fragments that are due, all after the last step; return whether the means are finite. All
-    workers call it.
-    """
+    """Receive and send due fragments, all at the end; return whether their means are finite."""
     s, workers, c = d.s, d.workers, d.s.config.diloco
     step, count, rounds = s.progress.step, len(workers.loops), d.ledger.rounds
     last = step >= s.schedule.total_steps

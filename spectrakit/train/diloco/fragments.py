@@ -10,10 +10,7 @@ from collections.abc import Sequence
 
 # %% ../../../nbs/50_train/03_diloco/02_fragments.ipynb #01c010ce
 def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Return the sorted indices of the parameters in each fragment; none is empty.
-
-    `sizes` are the parameters' sizes, `count` the number of fragments (at most one per parameter).
-    """
+    """Return the sorted indices of parameters with these `sizes` in each of `count` fragments; none is empty."""
     fragments: list[list[int]] = [[] for _ in range(max(1, min(count, len(sizes))))]
     held = [0] * len(fragments)
     for number in sorted(range(len(sizes)), key=lambda k: (-sizes[k], k)):
@@ -24,10 +21,7 @@ def divide(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 # %% ../../../nbs/50_train/03_diloco/02_fragments.ipynb #a77ad25b
 def fragment_sent(step: int, length: int, count: int) -> int | None:
-    """Return the fragment sent after a step, or None.
-
-    `step` counts from 1, `length` is the steps of a round, `count` the fragments, at most one per step.
-    """
+    """Return the fragment of `count` sent after `step` (from 1) in rounds of `length` steps, or None."""
     within = (step - 1) % length + 1
     number = -(-within * count // length) - 1
     return number if (number + 1) * length // count == within else None

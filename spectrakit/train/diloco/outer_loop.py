@@ -22,13 +22,13 @@ from ...system.errors import RequestError, did_you_mean
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #e046fbeb
 def _own_part(tensor: Any) -> Any:
-    """Return this rank's shard of a tensor, or all of a plain one."""
+    """Return this rank's shard of a tensor, or a plain tensor."""
     own = tensor.detach()
     return own.to_local() if hasattr(own, "to_local") else own
 
 
 def _numbers(tensor: Any) -> Any:
-    """Return this rank's real numbers of a tensor, [..., 2] for a complex one."""
+    """Return this rank's real numbers of a tensor, [..., 2] for complex ones."""
     import torch
 
     own = _own_part(tensor)
@@ -36,7 +36,7 @@ def _numbers(tensor: Any) -> Any:
 
 
 def flat(tensors: Iterable[Any], out: Any = None) -> Any:
-    """Concatenate this rank's parts of `tensors` as float32 in host memory, into `out` if given."""
+    """Concatenate this rank's parts as float32 on the host."""
     import torch
 
     parts = [_numbers(tensor).reshape(-1) for tensor in tensors]
@@ -59,7 +59,7 @@ _OWN = {"lr": "diloco.outer_lr", "momentum": "diloco.outer_momentum"}  # argumen
 
 
 def _needed_type(default: Any, value: Any) -> str | None:
-    """Return the type that an argument with this default needs, or None if `value` fits."""
+    """Return the type that an argument needs, or None if `value` fits."""
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(default, (int, float)):
@@ -68,7 +68,7 @@ def _needed_type(default: Any, value: Any) -> str | None:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #15660c40
 def _check_options(kind: Any, takes: list[str], options: dict) -> dict[str, Any]:
-    """Return `options` as arguments of the class `kind`; raise RequestError for an unknown name or a wrong type."""
+    """Return `options` for `kind`; raise RequestError for wrong names or types."""
     where = "diloco.outer_opt_kwargs"
     free = [name for name in takes if name not in ("params", *_OWN)]
     for name in options:
@@ -85,7 +85,7 @@ def _check_options(kind: Any, takes: list[str], options: dict) -> dict[str, Any]
 
 
 def _try_step(kind: Any, keywords: dict[str, Any]) -> None:
-    """Raise RequestError if the class refuses the arguments or makes a step to a number that is not finite."""
+    """Raise RequestError if the class refuses the arguments or its step is not finite."""
     import torch
 
     theta = torch.ones(2)
@@ -101,7 +101,7 @@ def _try_step(kind: Any, keywords: dict[str, Any]) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #16430809
 def moves_each_alone(kind: Any) -> bool:
-    """Check whether the optimizer class `kind` treats each number of a vector separately (Adafactor does not)."""
+    """Check whether the optimizer treats each number separately (Adafactor does not)."""
     import torch
 
     def moved(*vectors: Any) -> Any:
@@ -117,7 +117,7 @@ def moves_each_alone(kind: Any) -> bool:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #3a9b0268
 def _moves_a_vector(kind: Any) -> bool:
-    """Check whether the optimizer class `kind` can step one dense vector (SparseAdam, Muon and LBFGS cannot)."""
+    """Check whether the optimizer can step one dense vector (SparseAdam, Muon and LBFGS cannot)."""
     import torch
 
     theta = torch.zeros(2)
@@ -130,7 +130,7 @@ def _moves_a_vector(kind: Any) -> bool:
 
 
 def _outer_class(name: str) -> Any:
-    """Return the optimizer class of torch called `name`; raise RequestError if it cannot step a dense vector."""
+    """Return torch's optimizer `name`; raise RequestError if it cannot step a dense vector."""
     import torch
 
     kinds = {kind.__name__: kind for kind in vars(torch.optim).values() if isinstance(kind, type)}
@@ -148,17 +148,9 @@ def _outer_class(name: str) -> Any:
 def outer_optimizer(
     theta: Any, name: str = "SGD", lr: float = 0.7, momentum: float = 0.9, options: dict | None = None
 ) -> Any:
-    """Return the optimizer of the flat vector `theta`.
+    """Return the optimizer `name` of torch for the flat vector `theta`, or raise RequestError.
 
-    Args:
-        theta: the vector
-        name: class of torch.optim (default: SGD)
-        lr: learning rate (default: 0.7)
-        momentum: for classes that have one; SGD uses it as Nesterov momentum (default: 0.9)
-        options: other arguments of the class (default: none)
-
-    Raises:
-        RequestError: unknown class or argument
+    SGD uses `momentum` as Nesterov momentum. `lr` and `options` are other arguments.
     """
     kind = _outer_class(name)
     takes = list(inspect.signature(kind).parameters)
@@ -181,18 +173,14 @@ SCHEDULES: dict[str | None, Callable[[float], float]] = {
 
 
 def outer_lr_factor(schedule: str | None, done: float) -> float:
-    """Return the factor of the outer learning rate after the share `done` of the run, 0 to 1."""
+    """Return the factor of the outer learning rate at the share `done`."""
     return SCHEDULES[schedule](min(1.0, max(0.0, done)))
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #770e23a2
 @dataclass
 class OuterLoop:
-    """State shared by all workers.
-
-    Args:
-        params: parameters of a worker, each once, also frozen ones
-        theta: weights at the beginning of the round, a vector from `flat`
-        optimizer: optimizer of `theta`
+    """State shared by all workers: `params` of a worker, each once, also frozen ones; `theta`, their vector at the
+    beginning of the round; and its `optimizer`.
     """
 
     params: list[Any]
@@ -207,11 +195,11 @@ class OuterLoop:
 
     @property
     def moving(self) -> list[bool]:
-        """For each parameter, whether this round may have changed it, so that it is exchanged."""
+        """Return for each parameter whether it may have changed."""
         return [q.requires_grad or before for q, before in zip(self.params, self.learned, strict=True)]
 
     def pieces(self, vector: Any) -> list[Any]:
-        """Return views of a vector such as θ, one for each parameter."""
+        """Return views of a vector such as θ, one per parameter."""
         return list(vector.split([_numbers(q).numel() for q in self.params]))
 
     @property
@@ -221,7 +209,7 @@ class OuterLoop:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #7397db49
 def pseudo_gradient(outer: OuterLoop) -> Any:
-    """Return the pseudo-gradient, θ minus the weights, of the exchanged parameters; valid until the next call."""
+    """Return the pseudo-gradient, θ minus the weights; valid until the next call."""
     import torch
 
     outer.delta = flat(outer.params, outer.delta)
@@ -234,7 +222,7 @@ def pseudo_gradient(outer: OuterLoop) -> Any:
 
 
 def _gradient(outer: OuterLoop, mean: Any) -> Any:
-    """Return a mean pseudo-gradient as a vector over all parameters, zero for the others."""
+    """Return a mean pseudo-gradient over all parameters."""
     import torch
 
     if all(outer.sent):
@@ -247,13 +235,9 @@ def _gradient(outer: OuterLoop, mean: Any) -> Any:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #4a5c00da
 def commit(outer: OuterLoop, mean: Any, lr: float, mixing: float = 0.0) -> None:
-    """Move θ by the mean pseudo-gradient and copy it to the worker.
+    """Move θ of `outer` by the `mean` pseudo-gradient at the rate `lr`, and copy it to the worker.
 
-    Args:
-        outer: θ and its optimizer
-        mean: mean of the vectors from `pseudo_gradient`
-        lr: outer learning rate
-        mixing: share of the worker's own weights that is kept, 0 to 1 (default: 0)
+    `mixing` is the share of the worker's own weights that is kept, 0 to 1.
     """
     for group in outer.optimizer.param_groups:
         group["lr"] = lr
@@ -269,15 +253,15 @@ def commit(outer: OuterLoop, mean: Any, lr: float, mixing: float = 0.0) -> None:
 
 
 def reset_to_theta(outer: OuterLoop) -> None:
-    """End a round without learning: reset the worker to θ; θ and momentum are unchanged."""
+    """Reset the worker to θ without learning."""
     spread(outer.theta, outer.params)
     outer.learned = outer.sent = [q.requires_grad for q in outer.params]
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #1c41781c
 def clip_norm(vector: Any, limit: float | None, total: Callable[[float], float] = lambda squares: squares) -> float:
-    """Shorten `vector` in place to the norm `limit` (None: unchanged) and return its former norm.
+    """Shorten `vector` in place to the norm `limit`, and return its former norm.
 
-    `total` sums the squares over all shards (default: this is the whole vector).
+    `total` sums squares over all shards.
     """
     norm = math.sqrt(total(float(vector.double().square().sum())))
     if limit is not None and norm > limit:
@@ -293,18 +277,10 @@ def move(
     total: Callable[[float], float] = float,
     mixing: float = 0.0,
 ) -> float:
-    """Move θ by a mean that has arrived, like `commit`, and return its norm.
+    """Move θ by a mean that has arrived, and return its norm.
 
-    Args:
-        outer: θ and its optimizer
-        mean: mean of the vectors from `pseudo_gradient`
-        lr: outer learning rate
-        clip: largest norm of the mean (default: any)
-        total: as in `clip_norm` (default: one process)
-        mixing: as in `commit` (default: 0)
-
-    Raises:
-        FloatingPointError: the mean is not finite; θ is unchanged
+    `outer`, `mean`, `lr` and `mixing` are as in `commit`, `total` as in `clip_norm`, `clip` is the largest norm. Raise
+    FloatingPointError, with θ unchanged, if the mean is not finite.
     """
     norm = clip_norm(mean, clip, total)
     if not math.isfinite(norm):
@@ -318,14 +294,14 @@ def end_round(
 ) -> float:
     """End a round on all workers and return the norm of the mean pseudo-gradient.
 
-    `average` returns the mean of a vector over the workers; after an error the call can be repeated. `outer`, `lr`,
-    `clip` and `total` are as in `move`, which raises FloatingPointError.
+    `average` returns a vector's mean over workers. `outer`, `lr`, `clip` and `total` are as in `move`. It can be
+    repeated after an error.
     """
     return move(outer, average(pseudo_gradient(outer)), lr, clip, total)
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #7c1d20af
 def _too_few(config: Config, world_size: int, needed: int) -> tuple[str, str]:
-    """Return the number of processes and its reason, and advice to get `needed`."""
+    """Return the number of processes, its reason, and advice."""
     asked, nodes = config.distributed.world_size, config.distributed.num_nodes
     if isinstance(asked, int) and asked > world_size:
         inline = config.launch.mode == "inline"
@@ -338,7 +314,7 @@ def _too_few(config: Config, world_size: int, needed: int) -> tuple[str, str]:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #df9944c0
 def count_workers(config: Config, world_size: int) -> int:
-    """Return the number of workers, at least 1; raise RequestError if it does not fit the processes."""
+    """Return the number of workers, or raise RequestError."""
     asked, shards = config.diloco.workers, config.diloco.shards
     if world_size % shards:
         have, advice = _too_few(config, world_size, shards * config.distributed.num_nodes)
@@ -396,7 +372,7 @@ def check_diloco(config: Config, world_size: int) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #b90d3dc4
 def _averaged(buffers: list, before: list) -> list[tuple[Any, Any]]:
-    """Return views of the averaged buffers and of their old values, complex ones as real numbers."""
+    """Return views of averaged buffers and their old values."""
     pairs = [(_numbers(b), _numbers(old)) for b, old in zip(buffers, before, strict=True)]
     return [(b, old) for b, old in pairs if b.is_floating_point() and b.numel()]
 
@@ -410,13 +386,9 @@ def buffer_steps(buffers: list, before: list) -> list:
 
 
 def merge_buffers(buffers: list, before: list, mean: Callable[[Any], Any], largest: Callable[[Any], Any]) -> None:
-    """Merge the buffers of all workers in place.
+    """Merge the `buffers` of all workers in place.
 
-    Args:
-        buffers: buffers of this worker
-        before: copies from the beginning of the round, equal on all workers
-        mean: returns the mean of a vector over the workers
-        largest: returns the maximum of a vector over the workers
+    `before` are copies from the beginning of the round. `mean` and `largest` reduce a vector over the workers.
     """
     import torch
 
@@ -438,7 +410,7 @@ def _is_sharded(outer: OuterLoop) -> bool:
 
 
 def _whole_vector(outer: OuterLoop, vector: Any) -> Any:
-    """Return a vector of shards, such as θ, for the whole model; other values unchanged."""
+    """Return a vector of shards for the whole model."""
     if not _is_sharded(outer) or getattr(vector, "shape", None) != outer.theta.shape:
         return vector
     parts = [q.detach().clone() for q in outer.params]
@@ -456,7 +428,7 @@ def _own_vector(outer: OuterLoop, vector: Any) -> Any:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #5d110c71
 def own_parts(tree: Any) -> Any:
-    """Return a copy of nested dicts, lists and tuples with this rank's shard of each tensor in host memory."""
+    """Return a nested tree with this rank's shards on the host."""
     import torch
 
     if isinstance(tree, dict):
@@ -473,7 +445,7 @@ def load_own_parts(tensors: Iterable[Any], parts: Iterable[Any]) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #ef4a3b11
 def outer_state(outer: OuterLoop) -> dict[str, Any]:
-    """Return θ and the outer optimizer's state for the whole model. Ranks that share a model must all call it."""
+    """Return θ and the outer optimizer's state for the whole model."""
     state = outer.optimizer.state_dict()
     of_theta = {name: _whole_vector(outer, value) for name, value in state["state"].get(0, {}).items()}
     whole_state = {"state": {0: of_theta} if of_theta else {}, "param_groups": state["param_groups"]}
@@ -481,16 +453,13 @@ def outer_state(outer: OuterLoop) -> dict[str, Any]:
 
 
 def is_of_another_optimizer(outer: OuterLoop, state: dict[str, Any]) -> bool:
-    """Check whether the outer optimizer in `state` has other arguments than this one."""
+    """Check whether the saved outer optimizer has other arguments."""
     (group,), (saved,) = outer.optimizer.param_groups, state["optimizer"]["param_groups"]
     return group.keys() != saved.keys()
 
 
 def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
-    """Load the result of `outer_state`. Ranks that share a model must all call it.
-
-    The outer optimizer keeps its current arguments; after a change of class its state is new.
-    """
+    """Load the result of `outer_state`. Current arguments stay; after a change of class the state is new."""
     outer.theta.copy_(_own_vector(outer, state["theta"]))
     outer.learned = outer.sent = list(state["sent"])
     if is_of_another_optimizer(outer, state):
@@ -505,7 +474,7 @@ def load_outer_state(outer: OuterLoop, state: dict[str, Any]) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/00_outer_loop.ipynb #0bb1bfe0
 def load_own_optimizer(optimizer: Any, state: dict) -> None:
-    """Load a state from `own_parts` into `optimizer`, which has made steps and may have sharded parameters."""
+    """Load a state from `own_parts` into a used `optimizer`."""
     if optimizer_groups(state) is None:
         load_whole_optimizer(optimizer, state)
         return

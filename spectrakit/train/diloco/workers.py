@@ -18,7 +18,7 @@ from .outer_loop import OuterLoop, flat, load_outer_state, load_own_parts, outer
 # %% ../../../nbs/50_train/03_diloco/03_workers.ipynb #2824f154
 @dataclass
 class Flight:
-    """A fragment in transit: number, step of arrival, outer learning rate, and the workers' mean."""
+    """Fragment in transit."""
 
     number: int
     due: int
@@ -34,9 +34,7 @@ class Flight:
 # %% ../../../nbs/50_train/03_diloco/03_workers.ipynb #9319c363
 @dataclass
 class Workers:
-    """Outer loop of DiLoCo: `loops` has θ and outer optimizer of each fragment (one for the whole model), `count` is
-    the number of workers, `places` are this worker's buffers.
-    """
+    """Outer loop of DiLoCo: a loop for each fragment, and this worker's buffers in `places`."""
 
     loops: list[OuterLoop]
     count: int
@@ -72,7 +70,7 @@ class Workers:
 
 # %% ../../../nbs/50_train/03_diloco/03_workers.ipynb #00c0ca3e
 def shared_state(workers: Workers) -> dict[str, Any]:
-    """Return the shared state for a checkpoint; ranks that share a model call it together."""
+    """Return the shared state for a checkpoint, on ranks that share a model."""
     of = {"workers": workers.count, "shards": workers.shards, "fragments": len(workers.loops)}
     states = [outer_state(loop) for loop in workers.loops]
     return {**of, "buffers": workers.before, **({"loops": states} if workers.streams else states[0])}
@@ -86,10 +84,7 @@ def load_shared_state(workers: Workers, state: dict[str, Any]) -> None:
 
 # %% ../../../nbs/50_train/03_diloco/03_workers.ipynb #b35c1c11
 def common_weights(workers: Workers, module: Any, mean: list | None = None) -> dict[str, Any]:
-    """Return the state dict of `module` with the weights and buffers at the beginning of the round.
-
-    `mean`: take these flat weights of each fragment instead, with this worker's buffers.
-    """
+    """Return the state dict of `module` with the round's first weights and buffers, or with the flat weights `mean`."""
     common: dict[int, Any] = {}
     for number, loop in enumerate(workers.loops):
         parts = [p.detach().clone() for p in loop.params]
@@ -120,14 +115,7 @@ def team(workers: int, shards: int) -> str:
 
 @dataclass(frozen=True)
 class Team:
-    """Settings that are compared at a resume.
-
-    Args:
-        have: workers, and processes of each; (0, 0) with another strategy
-        fragments: fragments of the model
-        warmup_steps: diloco.warmup_steps
-        max_steps: diloco.max_steps
-    """
+    """Settings that a resume compares. `have` are workers and processes of each; (0, 0) with another strategy."""
 
     have: tuple[int, int]
     fragments: int
@@ -136,13 +124,8 @@ class Team:
 
 # %% ../../../nbs/50_train/03_diloco/03_workers.ipynb #103e5781
 def why_workers_differ(here: Team, path: Path, step: int, kept: dict[str, Any]) -> str | None:
-    """Return the reason against resuming with these workers, or None.
-
-    Args:
-        here: this session's workers
-        path: the checkpoint
-        step: its step
-        kept: the state from `Diloco.state_dict`
+    """Return the reason against resuming step `step` of `path`, with the state `kept`, with the workers `here`; or
+    None.
     """
     had, began = (kept["workers"], kept["shards"]), kept["ledger"]["round_began"]
     if here.have[0] and had[0] > 1 and began < step < here.warmup_steps:

@@ -29,7 +29,7 @@ from .seeding import seed_everything
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #8f90a605
 def compiled_in_place(module: Any) -> Any:
-    """Return `module` with all parts wrapped by torch.compile compiled in place instead, so that names stay plain."""
+    """Compile wrapped parts of `module` in place instead, so that names stay plain."""
     return _in_place(module, set()) if "torch._dynamo" in sys.modules else module
 
 
@@ -53,7 +53,7 @@ def _in_place(module: Any, seen: set[int]) -> Any:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #222969e0
 def make_model(task: Any, config: Config) -> Any:
-    """Return the task's model, created with the seed of the settings. RequestError: it is no torch Module."""
+    """Return the task's model, created with the run's seed."""
     import torch
 
     seed_everything(config.seed)
@@ -69,7 +69,7 @@ def make_model(task: Any, config: Config) -> Any:
 
 
 def _copy_expanded(model: Any) -> None:
-    """Copy parameters and buffers made by `expand`, which torch cannot load into."""
+    """Copy tensors made by `expand`, which torch cannot load into."""
     import torch
 
     for tensor in (*model.parameters(), *model.buffers()):
@@ -79,13 +79,9 @@ def _copy_expanded(model: Any) -> None:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #75b89e0b
 def base_of(task: Any, config: Config, model: Any, context: RunContext | None = None) -> FrozenBase | None:
-    """Return the frozen parameters that checkpoints omit; None if they omit none.
+    """Return the frozen parameters that checkpoints omit, by the task's `frozen_from`; None if there are none.
 
-    Args:
-        task: Task; its `frozen_from` returns their source.
-        config: Settings for `frozen_from`.
-        model: Result of `make_model`.
-        context: Ranks of the run; only rank 0 computes the hash (default: one process).
+    `task`, `config` and `model` belong together; of the ranks of `context` only rank 0 computes the hash.
     """
     if not provides(task, "frozen_from"):
         return None
@@ -100,7 +96,7 @@ def base_of(task: Any, config: Config, model: Any, context: RunContext | None = 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #2b26d5f5
 @contextlib.contextmanager
 def learning(model: Any, names: Sequence[str]) -> Iterator[None]:
-    """Make the parameters of `model` with these names trainable in this block."""
+    """Make the named parameters of `model` trainable in this block."""
     frozen = [q for name, q in model.named_parameters() if name in names and not q.requires_grad]
     try:
         for q in frozen:
@@ -112,12 +108,12 @@ def learning(model: Any, names: Sequence[str]) -> Iterator[None]:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #301517b1
 def lacks(error: BaseException | None, task: Any) -> bool:
-    """Return whether an error reports an attribute that `task` does not have."""
+    """Return whether an error reports an attribute that `task` lacks."""
     return isinstance(error, AttributeError) and error.obj is task
 
 
 def call_datasets(task: Any, config: Config) -> Any:
-    """Return the result of the task's `datasets`; call `model` first if `datasets` needs an attribute from it."""
+    """Return the task's `datasets`; call `model` first if they need it."""
     try:
         sets = task.datasets(config)
     except AttributeError as error:
@@ -152,10 +148,7 @@ def read_elsewhere(task: Any, names: set[str]) -> list[str]:
 
 
 def read_first(task: Any, config: Config, names: list[str]) -> None:
-    """Call `datasets` before `model`, unless this task was the last to read its data with these settings.
-
-    `names` are the required attributes.
-    """
+    """Call `datasets` before `model`, which needs the attributes `names`, unless just read with these settings."""
     seed_everything(config.seed)
     if _LAST and _LAST[0][0]() is task and _LAST[0][1] == config and all(hasattr(task, name) for name in names):
         return
@@ -164,7 +157,7 @@ def read_first(task: Any, config: Config, names: list[str]) -> None:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #4d42d3e7
 def after_datasets(task: Any, config: Config, call: Callable[[], Any]) -> Any:
-    """Return `call()`, which calls a method of the task; if it fails, call `datasets` and `model` and retry."""
+    """Return `call()`; if it fails, call `datasets` and `model` and retry."""
     try:
         return call()
     except Exception:
@@ -175,13 +168,8 @@ def after_datasets(task: Any, config: Config, call: Callable[[], Any]) -> Any:
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #8bb12240
 @dataclass(frozen=True)
 class Saved:
-    """Saved model of a run.
-
-    Args:
-        name: Name of the checkpoint.
-        weights: Its weights by name.
-        entry: Manifest entry of omitted frozen weights (default: none are omitted).
-        first: Attributes that `datasets` must set before `model` (default: it is not called).
+    """Saved model of a run: `name` of the checkpoint, `weights` by name, manifest `entry` of omitted frozen weights,
+    and attributes that `datasets` must set `first`, before `model`.
     """
 
     name: str
@@ -198,7 +186,7 @@ def _needs_base(saved: Saved) -> str:
 
 
 class WeightsDoNotFit(RequestError):
-    """Error for saved weights that do not fit the model; `reason` is torch's message."""
+    """Error for saved weights that do not fit."""
 
     def __init__(self, name: str, task: Any, reason: str):
         self.reason = reason
@@ -209,7 +197,7 @@ class WeightsDoNotFit(RequestError):
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #dbc0c25f
 def _new_model(task: Any, config: Config, saved: Saved) -> Any:
-    """Return a new model of the task; call `datasets` and `restore` first if required."""
+    """Return a new model; call `datasets` and `restore` first if required."""
     missing = None
     if saved.first is not None:
         try:
@@ -230,7 +218,7 @@ def _new_model(task: Any, config: Config, saved: Saved) -> Any:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #c34ad082
 def model_with(task: Any, config: Config, saved: Saved) -> Any:
-    """Return a new model of the task with the saved weights, on the CPU. RequestError: they do not fit."""
+    """Return a new model with the saved weights, on the CPU, or raise RequestError."""
     model, name = _new_model(task, config, saved), saved.name
     base = base_of(task, config, model) if saved.entry is not None else None
     check_base(name, saved.entry, base)
@@ -260,7 +248,7 @@ def _first_pass(module: Any, held: list[dict[str, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _second_pass(module: Any, held: list[dict[str, Any]]) -> Iterator[None]:
-    """Restore the recorded buffers in this block, and the current ones with their values afterwards."""
+    """Restore the recorded buffers in this block only."""
     now = BuffersCopy(module)
     for own, before in zip(_buffers_of(module), held, strict=True):
         own.clear()
@@ -272,7 +260,7 @@ def _second_pass(module: Any, held: list[dict[str, Any]]) -> Iterator[None]:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #c5b2044e
 def recompute(module: Any) -> None:
-    """Make `module` keep only its inputs in training and recompute the rest in the backward pass."""
+    """Make `module` recompute activations in the backward pass."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
@@ -295,7 +283,7 @@ def recompute(module: Any) -> None:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #8d3de652
 def _switched_on(model: Any) -> list[str]:
-    """Use the switches of Hugging Face and timm; return the names of the modules with one."""
+    """Use the switches of Hugging Face and timm; return their modules."""
     names: list[str] = []
     for name, module in model.named_modules():
         if any(not outer or name.startswith(f"{outer}.") for outer in names):
@@ -313,14 +301,9 @@ def _switched_on(model: Any) -> list[str]:
 
 # %% ../../../nbs/50_train/00_learner/02_model.ipynb #6ff1d55b
 def save_activations(model: Any, requested: Any) -> list[str]:
-    """Apply training.gradient_checkpointing; return the names of the recomputed blocks.
+    """Apply training.gradient_checkpointing before the model is moved; return the recomputed blocks.
 
-    Args:
-        model: The task's model, before it is moved or wrapped.
-        requested: True, or patterns of module names.
-
-    Raises:
-        RequestError: No block matches.
+    `requested` is True or name patterns. Raise RequestError if none matches.
     """
     if requested is True and (switched := _switched_on(model)):
         return switched

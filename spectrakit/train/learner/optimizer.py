@@ -20,7 +20,7 @@ from ...system.errors import RequestError, TaskError, did_you_mean
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #23a2fc04
 def optimizer_class(name: str) -> Any:
-    """Return the class of torch.optim with this lower-case name. Raise RequestError if this torch lacks it."""
+    """Return torch.optim's class of this lower-case name, or raise RequestError."""
     import torch
 
     classes = {key.lower(): kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
@@ -30,10 +30,7 @@ def optimizer_class(name: str) -> Any:
 
 
 def _needed_form(value: Any, default: Any) -> str | None:
-    """Return the form that a keyword needs, judged by its default;
-
-    None if `value` fits or the default tells nothing.
-    """
+    """Return the form that a keyword needs, or None if `value` fits or its default tells nothing."""
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(default, (int, float)):
@@ -46,7 +43,7 @@ def _needed_form(value: Any, default: Any) -> str | None:
 
 
 def check_keywords(kind: Any, given: dict[str, Any], where: str) -> None:
-    """Raise RequestError if the class `kind` does not take a keyword; `where` is the setting that holds them."""
+    """Raise RequestError if `kind` does not take a keyword of the setting `where`."""
     parameters = inspect.signature(kind).parameters
     keywords = set(parameters) - {"params", "lr", "weight_decay"}
     for name, value in given.items():
@@ -62,7 +59,7 @@ def check_keywords(kind: Any, given: dict[str, Any], where: str) -> None:
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #fed5443f
 def optimizer_keywords(config: Config, kind: Any) -> dict[str, Any]:
-    """Return keywords from the settings for an optimizer of class `kind`, without parameter groups."""
+    """Return keywords for an optimizer of class `kind`, without parameter groups."""
     o, takes = config.optimizer, inspect.signature(kind).parameters
     keywords: dict[str, Any] = {"lr": o.lr}
     if o.name == "sgd":
@@ -81,10 +78,7 @@ def optimizer_keywords(config: Config, kind: Any) -> dict[str, Any]:
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #832921d0
 def _group_indices(names: list[str], groups: list[dict]) -> dict[str, int]:
-    """Return the index in `optimizer.groups` of each matching parameter.
-
-    Raise RequestError if a pattern matches none.
-    """
+    """Return the index in `optimizer.groups` of each matching parameter; each pattern must match."""
     places: dict[str, int] = {}
     for i, group in enumerate(groups):
         for pattern in [group["match"]] if isinstance(group["match"], str) else group["match"]:
@@ -112,10 +106,8 @@ _GROUP_KEYS = ("match", "lr", "lr_factor", "weight_decay")
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #66d30b09
 def parameter_groups(model: Any, config: Config, kind: Any) -> list[dict[str, Any]]:
-    """Return the trainable parameters in groups for an optimizer of class `kind`.
-
-    First come parameters without a pattern, then those of each pattern, named after it; each with and without weight
-    decay.
+    """Return the trainable parameters in groups: first those without a pattern, then by pattern of `optimizer.groups`,
+    each with and without weight decay.
     """
     o = config.optimizer
     named = list(model.named_parameters())
@@ -136,7 +128,7 @@ def parameter_groups(model: Any, config: Config, kind: Any) -> list[dict[str, An
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #dc60a008
 def group_rates(groups: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the learning rate of each group by name or index; {} if all are equal."""
+    """Return the learning rate of each group; {} if all are equal."""
     rates: dict[str, float] = {}
     for i, group in enumerate(groups):
         name, rate = str(group.get("name") or i), float(group["lr"])
@@ -153,10 +145,7 @@ def _sparse_weights(model: Any) -> dict[int, str]:
 
 
 def check_sparse(model: Any, optimizer: Any, clips: bool = False) -> None:
-    """Raise RequestError if the optimizer cannot use the sparse gradients of the model's embeddings.
-
-    `clips` says whether gradients are clipped, for which torch needs dense gradients.
-    """
+    """Raise RequestError if the optimizer, or clipping (`clips`), cannot use the sparse gradients of embeddings."""
     name, sparse = type(optimizer).__name__, _sparse_weights(model)
     owned = {id(q) for group in optimizer.param_groups for q in group["params"]}
     embedding = next((key for weight, key in sparse.items() if weight in owned), None)
@@ -185,7 +174,7 @@ def check_sparse(model: Any, optimizer: Any, clips: bool = False) -> None:
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #0b29792f
 def _refused_text(kind: Any, config: Config, error: Exception) -> str:
-    """Return the message that a class of torch.optim refused the settings or the model."""
+    """Return the message that an optimizer class refused settings or model."""
     o, reason = config.optimizer, " ".join(str(error).split())
     if kind.__name__ == "Muon" and "2D" in reason:
         return (
@@ -211,8 +200,8 @@ def _can_fuse(config: Config, keywords: dict[str, Any], params: list, model: Any
 def _begin_momentum(optimizer: Any) -> None:
     """Start the momentum of a fused SGD with zeros, which changes no result.
 
-    Otherwise torch fails if a parameter gets its first gradient later than others, and leaves the buffers uninitialized
-    if fp16 skips the first update.
+    Otherwise torch fails at a parameter's late first gradient, or leaves buffers uninitialized if fp16 skips the first
+    update.
     """
     import torch
 
@@ -223,10 +212,9 @@ def _begin_momentum(optimizer: Any) -> None:
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #895981c9
 def build_optimizer(model: Any, config: Config) -> Any:
-    """Return the optimizer that the settings name, for the trainable parameters of `model`.
+    """Return the optimizer of the settings for the trainable parameters, or raise RequestError.
 
-    It is fused if torch supports that for every parameter, which saves fp16 a synchronization with the GPU. Raise
-    RequestError if it cannot be made.
+    It is fused if possible, which saves fp16 a synchronization with the GPU.
     """
     params = [p for p in model.parameters() if p.requires_grad]
     if not params:
@@ -248,7 +236,7 @@ def build_optimizer(model: Any, config: Config) -> Any:
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #95d83918
 def _collection_text(given: Any) -> str:
-    """Return the end of a message about a collection returned instead of one optimizer."""
+    """Return the end of a message about several optimizers."""
     kind = type(given).__name__
     flat = list(given.values()) if isinstance(given, dict) else list(given)
     flat = [inner for part in flat for inner in (part if isinstance(part, (list, tuple)) else [part])]
@@ -263,7 +251,7 @@ def _collection_text(given: Any) -> str:
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #b09a2564
 def check_optimizer(task: Any, model: Any, optimizer: Any) -> None:
-    """Raise RequestError if a task's optimizer cannot be stepped, or has no parameter of `model`."""
+    """Raise RequestError if the optimizer cannot be stepped or has no parameter of `model`."""
     name = f"{type(task).__name__}.optimizer"
     if isinstance(optimizer, (list, tuple, dict)):
         raise TaskError(f"{name} returned {_collection_text(optimizer)}")
@@ -282,24 +270,20 @@ def check_optimizer(task: Any, model: Any, optimizer: Any) -> None:
 
 
 def ownership(optimizer: Any, params: list) -> tuple[list, list]:
-    """Return (parameters of the optimizer, `params` outside it); the first in the order of `params`, then its other
-    tensors.
-    """
+    """Return the optimizer's parameters, first in the order of `params`, and the `params` outside it."""
     mine = {id(q): q for group in optimizer.param_groups for q in group["params"]}
     owned = {id(q): q for q in params if id(q) in mine}
     return list({**owned, **mine}.values()), [q for q in params if id(q) not in mine]
 
 # %% ../../../nbs/50_train/00_learner/00_optimizer.ipynb #3ce732df
 def has_two_sets(optimizer: Any) -> bool:
-    """Check whether an optimizer switches to a second set of weights by methods `eval` and `train`."""
+    """Check whether an optimizer has two sets of weights, switched by `eval` and `train`."""
     return all(callable(getattr(optimizer, name, None)) for name in ("eval", "train"))
 
 
 @contextlib.contextmanager
 def resulting_weights(optimizer: Any, params: Sequence[Any]) -> Iterator[None]:
-    """Switch `params` to the optimizer's resulting weights within this block; restore the training weights exactly
-    afterwards.
-    """
+    """Give `params` the optimizer's resulting weights in this block; restore the training weights exactly."""
     import torch
 
     before = [q.detach().clone() for q in params]

@@ -36,7 +36,7 @@ _NONDETERMINISTIC = re.compile(
 
 @contextlib.contextmanager
 def _collect_names(names: list[str]) -> Iterator[None]:
-    """Append the names of nondeterministic operations that torch warns about in this block to `names`."""
+    """Append the nondeterministic operations that torch warns about to `names`."""
     seen: set[str] = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("default", ".*deterministic")
@@ -57,10 +57,9 @@ def _collect_names(names: list[str]) -> Iterator[None]:
 
 # %% ../../../nbs/50_train/00_learner/01_seeding.ipynb #a83c5e10
 def set_deterministic(wanted: bool, warn_only: bool) -> None:
-    """Turn torch's deterministic algorithms on or off. `warn_only` warns about operations that lack one.
+    """Turn torch's deterministic algorithms on or off; `warn_only` warns about operations without one.
 
-    `torch.use_deterministic_algorithms` would also import the compiler, which takes seconds; its setting changes only
-    if it is loaded.
+    `torch.use_deterministic_algorithms` would import the compiler, which takes seconds.
     """
     import torch
 
@@ -72,9 +71,8 @@ def set_deterministic(wanted: bool, warn_only: bool) -> None:
 # %% ../../../nbs/50_train/00_learner/01_seeding.ipynb #5eed0c01
 @contextlib.contextmanager
 def matmul_precision(word: str | None) -> Iterator[None]:
-    """Set the precision of float32 products in this block: "highest", "high" (TF32) or "medium"; None changes nothing.
-
-    "highest" also disables TF32 in convolutions.
+    """Set the precision of float32 products: "highest" (without TF32, also in convolutions), "high" (TF32) or
+    "medium".
     """
     import torch
 
@@ -99,14 +97,9 @@ _VARIABLES = {
 
 @contextlib.contextmanager
 def repeatable(deterministic: bool | str, matmul: str | None = None) -> Iterator[list[str]]:
-    """Select deterministic or fast algorithms; restore the previous settings and random states at the end.
+    """Select deterministic or fast algorithms; restore settings and random states at the end.
 
-    Args:
-        deterministic: Value of `trainer.deterministic`; "strict" makes nondeterministic operations raise RuntimeError.
-        matmul: Precision of float32 products as in torch (default: unchanged).
-
-    Yields:
-        Names of the nondeterministic operations used so far.
+    Yields the names of nondeterministic operations used; with "strict" they raise RuntimeError.
     """
     import torch
 
@@ -136,7 +129,7 @@ def repeatable(deterministic: bool | str, matmul: str | None = None) -> Iterator
 # %% ../../../nbs/50_train/00_learner/01_seeding.ipynb #b90c6e94
 @contextlib.contextmanager
 def unfilled() -> Iterator[None]:
-    """Leave the memory of new tensors unfilled in this block, also with deterministic algorithms."""
+    """Leave the memory of new tensors unfilled."""
     import torch.utils.deterministic
 
     ways: Any = torch.utils.deterministic  # a module with one property

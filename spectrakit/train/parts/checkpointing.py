@@ -28,10 +28,7 @@ def confirm_requested_save(s: TrainState) -> None:
 
 # %% ../../../nbs/50_train/11_parts/12_checkpointing.ipynb #ba8d150b
 class Saving(Part):
-    """Saving of checkpoints: settings of `checkpoint`.
-
-    `regular` is the last saved step that an uninterrupted run saves, too. A rollback returns to it.
-    """
+    """Saving of checkpoints: `checkpoint`. A rollback returns to the last `regular` save."""
 
     s: TrainState
     name = "saving"
@@ -41,9 +38,9 @@ class Saving(Part):
         self.regular = -1
 
     def save(self, regular: bool, improved: bool, due: bool = False, wait: bool = False) -> None:
-        """Save this step if it is `regular`, or a part wants it, or training has to `wait` for it.
+        """Save a `regular` step, one that a part wants, or one for which training has to `wait`.
 
-        `improved`: the result is the best so far. `due`: the step or epoch number requires it, or the run ends.
+        `improved`: the best result so far. `due`: by its number, or the run ends.
         """
         s, before = self.s, self.regular
         for wants in methods(s.parts, "wants_save"):

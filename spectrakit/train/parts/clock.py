@@ -15,7 +15,7 @@ from ...watchdog.time_budget import describe_budget, short_time
 
 # %% ../../../nbs/50_train/11_parts/14_clock.ipynb #7a321aa9
 def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
-    """Return (status, reason) if a stop was requested or the time is over, else None."""
+    """Return (status, reason) if a stop was requested or time is over, else None."""
     if flags & STOP:
         by_system = "the system asked this process to end (SIGTERM)"
         return "interrupted", by_system if flags & HURRY else "a stop was requested"
@@ -34,7 +34,7 @@ def ends_by_request(s: TrainState, flags: int) -> tuple[str, str] | None:
 
 
 class Clock(Part):
-    """End of a run by request or for lack of time: settings of `watchdog`."""
+    """End of a run by request or for lack of time: `watchdog`."""
 
     s: TrainState
 

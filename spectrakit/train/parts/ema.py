@@ -18,23 +18,18 @@ from ..state import TrainState, own_parts_of, reads_at_once
 
 # %% ../../../nbs/50_train/11_parts/05_ema.ipynb #f791a7b6
 def ema_stays(decay: float, step: int, after: int | None = None) -> float:
-    """Return the share of a moving average kept at update `step` (from 1), at most `decay` and less at the beginning.
-
-    `after`: return the product over the updates after this one, up to `step` (default: only `step`).
+    """Return the share of a moving average kept at update `step` (from 1), at most `decay`, less at the beginning; with
+    `after` the product over the updates after it.
     """
     first = step if after is None else after + 1
     return math.prod(min(decay, (1 + n) / (10 + n)) for n in range(first, step + 1))
 
 
 def update_ema(ema: list, params: list, stays: float, left_out: Any = None, moves: Any = None) -> None:
-    """Move the averages towards the weights, in place.
+    """Move the averages `ema` towards `params` in place, of which the share `stays` is kept.
 
-    Args:
-        ema: averages
-        params: weights, in the same order
-        stays: kept share of the average, 0 to 1
-        left_out: fp16 skipped this update, so averages stay; may be a tensor on the GPU (default: False)
-        moves: 1 - `stays` as a number or tensor, which makes each update the same operations (default: a CPU's way)
+    `left_out`: fp16 skipped this update; a GPU's tensor is read there. `moves` is 1 - `stays`, which makes each update
+    the same operations.
     """
     import torch
 
@@ -49,7 +44,7 @@ def update_ema(ema: list, params: list, stays: float, left_out: Any = None, move
 
 # %% ../../../nbs/50_train/11_parts/05_ema.ipynb #0917a48d
 def finite_buffers(model: Any) -> list[Place]:
-    """Return the places of finite floating-point buffers; attention masks may hold infinities."""
+    """Return the places of finite floating-point buffers; masks may hold infinities."""
     import torch
 
     def averages(b: Any) -> bool:
@@ -61,9 +56,8 @@ def finite_buffers(model: Any) -> list[Place]:
 class Ema(Part):
     """Moving averages of the weights.
 
-    `averages` has the order of `tensors_now`, `buffers` are the averaged buffers, `thawed` parameters unfrozen later,
-    by name, `step` the last update, `replayed` the last one in a replay, `moves` the share
-    that recorded updates read.
+    `averages` has the order of `tensors_now`, `thawed` parameters were unfrozen later, `replayed` is the last update in
+    a replay, and recorded updates read `moves`.
     """
 
     s: TrainState
@@ -89,9 +83,7 @@ class Ema(Part):
         return self.s.context.unwrap(self.s.learner.model)
 
     def tensors_now(self) -> list[Any]:
-        """Return the averaged tensors. The average of a buffer with a new shape or type restarts; that of a deleted
-        one is removed.
-        """
+        """Return the averaged tensors; restart buffers with a new shape or type."""
         params = self.s.learner.params
         if self.averages and self.buffers:
             for place in [place for place in self.buffers if place.tensor is None]:
@@ -176,7 +168,7 @@ class Ema(Part):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the averages on all ranks; missing ones start at the current values."""
+        """Load the averages on all ranks; missing ones start at current values."""
         params, weights = self.s.learner.params, state.get("weights") or []
         buffers, thawed = state.get("buffers", {}), state.get("thawed", {})
         named = dict(self._module().named_parameters()) if thawed else {}

@@ -18,7 +18,7 @@ from ..state import TrainState
 
 # %% ../../../nbs/50_train/11_parts/01_gradient_exchange.ipynb #b796d913
 def gradients_of(s: TrainState) -> GradientAverage | None:
-    """Return the averaging of gradients after the backward pass, or None if it is not used."""
+    """Return the averaging of gradients after the backward pass, or None."""
     model = s.learner.model
     if not s.context.exchanges_after(model):
         return None
@@ -33,7 +33,7 @@ SPARE = 0.7  # maximum share of a GPU's memory for DDP
 
 
 def memory_share(device: Any) -> float:
-    """Return this process's peak share of a GPU's memory, 1 if unknown."""
+    """Return this process's peak share of GPU memory, 1 if unknown."""
     if device.type != "cuda":
         return 1.0
     import torch
@@ -42,9 +42,8 @@ def memory_share(device: Any) -> float:
 
 
 def overlaps_from_now(s: TrainState, share: Callable[[Any], float] = memory_share) -> bool:
-    """Switch to DDP at the start of an epoch if all ranks have free memory; return whether it was done.
-
-    All ranks call it; `share` returns the used share of memory (default: measured).
+    """Switch to DDP at an epoch's start if all ranks have free memory; return whether it was done. All ranks call
+    it.
     """
     if s.config.distributed.gradient_exchange != "auto" or s.progress.epoch == 0 or s.progress.window:
         return False

@@ -30,7 +30,7 @@ from ...watchdog.time_budget import usable_s
 
 # %% ../../../nbs/50_train/11_parts/10_logging.ipynb #5f5db0a2
 def log_due_by_clock(s: TrainState, now: float) -> bool:
-    """Return whether the last log point is older than `trainer.log_max_seconds` at time.monotonic() `now`."""
+    """Return whether the last log point is older than `trainer.log_max_seconds`."""
     interval, c = s.record.interval, s.config.trainer
     if c.log_max_seconds is None or s.progress.step == interval.step:
         return False
@@ -38,7 +38,7 @@ def log_due_by_clock(s: TrainState, now: float) -> bool:
 
 
 def begins_shown_epoch(s: TrainState) -> bool:
-    """Return whether the epoch that begins has an evaluation, so that its train loss is shown."""
+    """Return whether the new epoch has an evaluation, which shows its loss."""
     p, c = s.progress, s.config.trainer
     last = p.step + s.data.plan.steps_per_epoch >= s.schedule.total_steps
     often = c.check_val_every_n_steps or c.val_check_interval or last
@@ -46,9 +46,7 @@ def begins_shown_epoch(s: TrainState) -> bool:
 
 
 def next_log_step(every: int, step: int, step_s: float, min_s: float) -> int:
-    """Return the log point after `step`: the first multiple of `every` that is at least `min_s` later, at `step_s` per
-    step.
-    """
+    """Return the first multiple of `every` after `step` and `min_s`, at `step_s` per step."""
     steps = math.ceil(min_s / step_s) if step_s > 0 else 1
     return -(-(step + max(1, steps)) // every) * every
 
@@ -57,14 +55,14 @@ LOOK_S = 1.0  # between two queries of a GPU or of the process's memory, each of
 
 
 class Load(NamedTuple):
-    """Memory in GiB (GPU peak, or resident on a CPU) and GPU load (0 to 1); -1: unknown."""
+    """Memory in GiB and GPU load (0 to 1); -1: unknown."""
 
     memory_gib: float = -1.0
     busy: float = -1.0
 
 
 def look_at_load(device: Any) -> Load:
-    """Return the load of a GPU, or the memory of this process on another device; for a thread."""
+    """Return the load of a GPU, or this process's memory."""
     import torch
 
     if device.type != "cuda":
@@ -78,7 +76,7 @@ def look_at_load(device: Any) -> Load:
 
 # %% ../../../nbs/50_train/11_parts/10_logging.ipynb #cc2938d5
 class RankReport(NamedTuple):
-    """Report of a rank at a log point, as numbers, with -1 for unknown."""
+    """Report of a rank at a log point; -1 means unknown."""
 
     loss: float  # its part of the summed loss since the last log point
     memory_gib: float
@@ -92,7 +90,7 @@ class RankReport(NamedTuple):
 
 # %% ../../../nbs/50_train/11_parts/10_logging.ipynb #71c0a5d0
 class LogPoint(NamedTuple):
-    """Data of this rank for a log point, before averaging over ranks."""
+    """Data of this rank for a log point, before averaging."""
 
     step: int
     steps: int  # since the last one
@@ -105,17 +103,17 @@ class LogPoint(NamedTuple):
     of_epoch: int = 0  # epoch of its last step
 
     def reports(self, at_most_s: float | None = None) -> list[RankReport]:
-        """Wait for the reports of all ranks; raise RuntimeError if one is gone or late."""
+        """Wait for all reports; raise RuntimeError if a rank is gone."""
         return [RankReport(*row) for row in self.gathering(at_most_s)]
 
     def losses(self, reports: list[RankReport]) -> tuple[float, float]:
-        """Return the sum of the losses over the steps that were made, and their number, in steps of a full batch."""
+        """Return the sum of losses, and their number in full batches."""
         made = sum([self.steps - report.skipped - report.short for report in reports]) / len(reports)
         return sum([report.loss for report in reports]), made
 
 # %% ../../../nbs/50_train/11_parts/10_logging.ipynb #337b9b3b
 class Closed(NamedTuple):
-    """Log point before its exchange. `values` are its loss, skipped updates, lack of samples and logged sums."""
+    """Log point before its exchange."""
 
     point: LogPoint
     values: HostCopy
@@ -123,13 +121,13 @@ class Closed(NamedTuple):
 
 # %% ../../../nbs/50_train/11_parts/10_logging.ipynb #bf12da58
 def gather_logs(s: TrainState, logs: dict[str, tuple]) -> dict[str, float]:
-    """Return the means over all ranks of values logged by losses, as `train_…`; `logs` has this rank's sums."""
+    """Return the ranks' means of values logged by losses, as `train_…`."""
     rows = s.context.gather(on_host({0: logs})[0])
     return averages(dict(enumerate(rows)), "train_")
 
 
 def count_loss(s: TrainState, log: LogPoint, reports: list[RankReport]) -> float:
-    """Add a log point to the train loss of its epoch; return its own mean over samples, NaN without steps."""
+    """Add a log point to its epoch's train loss; return its own mean, NaN without steps."""
     (total, steps), full = log.losses(reports), s.data.plan.effective_batch_size
     before, samples, epoch = s.progress.epoch_loss
     if epoch != log.of_epoch:
@@ -145,14 +143,7 @@ def tell_load(step: int, own: RankReport) -> None:
 
 
 def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], reports: list[RankReport]) -> None:
-    """Write a log point to the trackers and the log.
-
-    Args:
-        s: train state
-        log: step, learning rate and speed
-        means: mean loss and logged values, by name
-        reports: memory and load of each rank
-    """
+    """Write the log point `log` of `s`, with the `means` of losses and logged values and the ranks' `reports`."""
     point: dict[str, Any] = {"epoch": log.epoch, **means, "lr": log.lr, "samples_per_s": log.samples_per_s}
     if s.context.device.type == "cuda":
         point["gpu_gib"] = max(report.memory_gib for report in reports)
@@ -167,9 +158,10 @@ def write_log_point(s: TrainState, log: LogPoint, means: dict[str, float], repor
 
 # %% ../../../nbs/50_train/11_parts/10_logging.ipynb #6b1d0c73
 class Logging(Part):
-    """Log points. `closed` are those with values on the way to the host, `pending` is the one in exchange, `look` the
-    load of this process, `step_s` rank 0's seconds per step, `budget_at` and `told_at` the monotonic times of the last
-    budget event and the last line in a rank's log.
+    """Log points: `closed` ones wait for values, `pending` is in exchange.
+
+    `look` is this process's load, `step_s` rank 0's seconds per step, `budget_at` and `told_at` the monotonic times of
+    the last budget event and of the last line in a rank's log.
     """
 
     s: TrainState
@@ -197,7 +189,7 @@ class Logging(Part):
             add_logs(interval.logs, w.logs)
 
     def next_due(self) -> float:
-        """Return the next log point, or the step at which the last one is read."""
+        """Return the next log point, or the step that reads it."""
         return self.s.record.interval.ends if self.pending is None else self.s.progress.step + 1
 
     def ask(self, now: float) -> int:
@@ -207,7 +199,7 @@ class Logging(Part):
         return LOG * log_due_by_clock(self.s, now) | READ * arrived
 
     def _load(self, seconds: float) -> Load:
-        """Return the last look at this process, with its CPU load (0 to 1) over `seconds` on a CPU."""
+        """Return the last look, with this process's CPU load over `seconds`."""
         s, on_gpu = self.s, self.s.context.device.type == "cuda"
         if not on_gpu and s.context.world_size == 1:
             return Load()
@@ -219,13 +211,13 @@ class Logging(Part):
         return Load(self.look.value.memory_gib, round(busy_s / seconds, 2))
 
     def _pace(self) -> None:
-        """Move the next log point as far as the last pace demands."""
+        """Move the next log point as the last pace demands."""
         interval, c = self.s.record.interval, self.s.config.trainer
         if c.log_min_seconds > 0 and self.step_s > 0:
             interval.ends = next_log_step(c.log_every_n_steps, interval.step, self.step_s, c.log_min_seconds)
 
     def start(self) -> None:
-        """Close the interval since the last log point, unless it has no step."""
+        """Close the interval since the last log point, unless empty."""
         s = self.s
         p, interval, pace = s.progress, s.record.interval, s.record.pace
         groups = s.schedule.rates or s.learner.optimizer.param_groups
@@ -252,7 +244,7 @@ class Logging(Part):
         self._pace()
 
     def _exchange(self) -> None:
-        """Start the exchange of the oldest closed log point; waits for values that have not arrived."""
+        """Start the exchange of the oldest closed log point, once its values arrived."""
         s, (point, values, load) = self.s, self.closed.popleft()
         loss, skipped, short, *sums = values.read()
         logs = dict(zip(point.logs, zip(sums[::2], sums[1::2], strict=True), strict=True))
@@ -271,14 +263,14 @@ class Logging(Part):
         self.pending = point._replace(logs=logs, gathering=s.context.gathering_numbers(list(own)))
 
     def _may_exchange(self, flags: int) -> bool:
-        """Return whether the oldest closed log point may be exchanged without waiting; all ranks agree."""
+        """Return on all ranks whether an exchange needs no waiting."""
         values = self.closed[0].values
         if self.s.context.world_size == 1:
             return values.arrived()
         return not values.on_device or bool(flags & READ) or len(self.closed) > 1
 
     def advance(self, every: bool, flags: int = 0) -> None:
-        """Exchange and read log points in order: `every` one, else those that need no waiting."""
+        """Exchange and read log points, `every` one or without waiting."""
         while self.pending is not None or self.closed:
             if self.pending is None:
                 if not (every or self._may_exchange(flags)):
@@ -289,9 +281,7 @@ class Logging(Part):
             self.read()
 
     def read(self) -> None:
-        """Wait for all reports, and write the log point; a part may raise End or Rewind for a bad loss or skipped
-        updates.
-        """
+        """Wait for all reports and write the log point."""
         s, (log, self.pending) = self.s, (self.pending, None)
         if log is None:
             return
@@ -317,7 +307,7 @@ class Logging(Part):
         s.call("after_log_point")
 
     def _seen(self, log: LogPoint) -> tuple[int, int]:
-        """Return (step, epoch) for messages about the loss; several ranks notice it a step later."""
+        """Return (step, epoch) of a loss, noticed later by several ranks."""
         p, noticed = self.s.progress, log.step + (self.s.context.world_size > 1)
         return (p.step, p.epoch) if p.step <= noticed else (noticed, int(log.epoch))
 
@@ -327,8 +317,7 @@ class Logging(Part):
     def at_boundary(self, b: Boundary) -> None:
         """Start a log point if due, and read all if another action is due.
 
-        One is due before an evaluation and at the end of an epoch, so that each epoch has its own mean loss; epochs
-        without an evaluation may be too fast for it.
+        One is due before an evaluation and at each epoch's end, so that epochs have their own mean loss.
         """
         s = self.s
         if b.broken:
@@ -348,9 +337,7 @@ class Logging(Part):
         self.closed.clear()
 
     def at_failure(self) -> bool:
-        """Write the pending log point after a failure, without values of losses; return False if a rank is gone
-        without its report.
-        """
+        """Write the pending log point without losses; return False if a rank is gone."""
         if self.s.context.world_size > 1:
             self.closed.clear()  # the others may not take part
         try:
@@ -367,7 +354,7 @@ class Logging(Part):
         return True
 
     def at_end(self, ending: Ending) -> None:
-        """Write the pending and the last log point, except one with a bad loss."""
+        """Write the pending and the last log point."""
         with contextlib.suppress(End, Rewind):  # the run ends anyway
             self.advance(every=True)
             self.start()

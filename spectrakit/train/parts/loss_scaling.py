@@ -19,8 +19,8 @@ IDLE_STEPS = 50  # without an update, until the run fails
 class LossScaling(Part):
     """Gradient scaler of fp16.
 
-    `overflows` counts skipped updates, `fresh` those not yet added (a tensor on a GPU), `unreported` those since the
-    last log point, and `idle` consecutive ones at log points.
+    `fresh` updates are skipped but not yet added to `overflows` (a tensor on a GPU), `unreported` not yet logged;
+    `idle` counts consecutive ones at log points.
     """
 
     s: TrainState
@@ -45,7 +45,7 @@ class LossScaling(Part):
         self.looked_at = any(methods([part], "at_gradients") for part in self.s.parts if part is not self)
 
     def at_gradients(self) -> None:
-        """Unscale the gradients if other parts read them; otherwise the update does."""
+        """Unscale the gradients if other parts read them."""
         if self.looked_at:
             self.scaler.unscale_(self.s.learner.optimizer)
 
@@ -57,7 +57,7 @@ class LossScaling(Part):
         return scaled
 
     def after_step(self) -> None:
-        """Count a skipped update unless its loss was not finite, which `nan_guard` counts."""
+        """Count a skipped update with a finite loss."""
         import torch
 
         w = self.s.window
@@ -73,7 +73,7 @@ class LossScaling(Part):
         self.unreported, self.fresh = 0, 0
 
     def at_log_point(self, logged: Logged) -> None:
-        """Report skipped updates; raise End after a long time without an update."""
+        """Report skipped updates; raise End after long without an update."""
         self.count()
         overflows, self.unreported = self.unreported, 0
         if self.s.context.updates_apart:  # each group has its own scaler, and all end together

@@ -25,7 +25,7 @@ _READS = ("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__floa
 
 
 class _Origins:
-    """Parts of a batch that objects depend on, as indices of its leaves."""
+    """Parts of a batch that objects depend on, as leaf indices."""
 
     def __init__(self, batch: Any):
         self.kept = [leaf for leaf in leaves_of(batch) if hasattr(leaf, "shape")]  # keeps ids unique
@@ -58,7 +58,7 @@ def _refusal(what: str, fix: str) -> RequestError:
 
 # %% ../../../nbs/50_train/11_parts/00_mixup.ipynb #4ae302b2
 def target_places(task: Any, batch: Any) -> set[int]:
-    """Return the indices, among the leaves of `batch`, of the parts that the task's targets depend on."""
+    """Return the leaves of `batch` that the task's targets depend on."""
     from torch.overrides import TorchFunctionMode
 
     origins = _Origins(batch)
@@ -89,7 +89,7 @@ def _named(data: Any, name: str = "", where: str = "batch") -> Iterator[tuple[st
 
 
 def _kind(leaf: Any) -> str:
-    """Return the kind of a leaf: float, whole, array (no dense tensor), or '' (no number per sample)."""
+    """Return a leaf's kind: float, whole, array, or ''."""
     if not getattr(leaf, "ndim", 0):
         return "whole" if type(leaf) in (int, bool) else ""
     if not hasattr(leaf, "is_floating_point"):
@@ -126,7 +126,7 @@ def _check_part(name: str, where: str, leaf: Any, is_target: bool) -> None:
 
 # %% ../../../nbs/50_train/11_parts/00_mixup.ipynb #1022150b
 def roles_of(task: Any, batch: Any) -> Roles:
-    """Return the treatment of each part of `batch`; raise RequestError if it cannot be mixed."""
+    """Return the treatment of each part of `batch`, or raise RequestError."""
     targets, leaves = target_places(task, batch), list(_named(batch))
     if samples_in(batch) is None:
         raise _refusal("parts of its batches have different numbers of samples", "Let `collate` stack them")
@@ -153,15 +153,10 @@ def _like(batch: Any, leaves: list[Any]) -> Any:
 
 
 def mixed(batch: Any, other: Any, share: float, roles: Roles) -> tuple[Any, Any]:
-    """Return `batch` mixed with itself in the order `other`, and the same with the partners' targets.
+    """Return `batch` mixed with itself in the order `other`, and the same with the partners' targets, or None if
+    targets are mixed, too.
 
-    Args:
-        batch: the batch
-        other: index of each sample's partner
-        share: weight of the sample itself
-        roles: value of `roles_of`
-
-    The second is None if targets are mixed like inputs.
+    `share` is the weight of the sample itself, `roles` come from `roles_of`.
     """
     mixtures, partners = [], []
     for place, leaf in enumerate(leaves_of(batch)):
@@ -180,12 +175,9 @@ def _sum_of(first: Loss, second: Loss, share: float) -> Loss:
 
 
 def mixup_loss(task: Any, loss: Callable[[Any, Any], Any], alpha: float) -> Callable[[Any, Any], Any]:
-    """Return a task's `loss` on mixtures of the samples in each batch.
+    """Return a task's `loss` on mixtures of the samples in each batch, with shares of Beta(α, α).
 
-    Args:
-        task: identifies the targets, once per form of a batch
-        loss: loss of the task
-        alpha: parameter of Beta(α, α), drawn by torch's CPU generator, which checkpoints save
+    torch's CPU generator draws them, since checkpoints save it.
     """
     import torch
 

@@ -27,9 +27,8 @@ from ..time_plan import start_interval
 class NanGuard(Part):
     """Reaction to a loss that is not finite: `training.nan_policy`.
 
-    `bad_input` describes the cause in this rank's batch, `rollbacks` counts them, `idle` counts consecutive skipped
-    updates at log points, `finite` names buffers that were finite at first, `first` copies buffers outside checkpoints
-    for a rollback, `one` is a 1 on the device.
+    `bad_input` is the cause in this rank's batch, `idle` counts consecutive skipped updates at log points, `finite`
+    names buffers finite at first, `first` copies buffers outside checkpoints for a rollback.
     """
 
     s: TrainState
@@ -63,16 +62,13 @@ class NanGuard(Part):
         return self.finite
 
     def act(self, value: float, where: str | None, at: tuple[int, int] | None = None) -> Exception:
-        """Return the End or Rewind of the policy for the loss `value`, caused by `where` in a batch.
-
-        `at` is the (step, epoch) at which it was seen; None for now.
-        """
+        """Return the policy's End or Rewind for the loss `value`, caused by `where` and seen `at` (step, epoch)."""
         if self.policy == "rollback":
             return Rewind(partial(roll_back, self, value, where, at))
         return fail_not_finite(self, value, where, at)
 
     def at_bad_loss(self, loss: float, data: Any) -> None:
-        """React to a loss that is not finite: at once in a single process, at the next log point on several ranks."""
+        """React at once, or at the next log point of several ranks."""
         s, where = self.s, find_non_finite(data)
         rank = f"on rank {s.context.rank}, " if s.context.world_size > 1 else ""
         self.bad_input = self.bad_input or (where and rank + where)
@@ -80,7 +76,7 @@ class NanGuard(Part):
             raise self.act(loss, where)
 
     def _is_bad(self) -> Any:
-        """Return whether the loss or a gradient is not finite on any rank of this update; on a GPU a tensor."""
+        """Return whether loss or gradients are not finite on any rank."""
         import torch
 
         s, loss = self.s, self.s.window.loss
@@ -98,7 +94,7 @@ class NanGuard(Part):
         return bool(bad) if on_host else bad
 
     def wrap_step(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """With skip, return an update that is skipped for a bad loss or gradient, and zeroes the window's loss."""
+        """With skip, return an update that a bad loss or gradient skips."""
         import torch
 
         s, w = self.s, self.s.window
@@ -123,7 +119,7 @@ class NanGuard(Part):
         return unless_bad
 
     def at_log_point(self, logged: Logged) -> None:
-        """React to a loss that is not finite, report skipped updates, and raise End after many."""
+        """React to a bad loss, report skipped updates, and raise End after many."""
         s = self.s
         if math.isfinite(logged.loss_sum) and not logged.skipped:
             self.idle = 0
@@ -143,7 +139,7 @@ class NanGuard(Part):
             raise fail_not_finite(self, math.nan, where, logged.at)
 
     def at_boundary(self, b: Boundary) -> None:
-        """At the end, react to weights, or a mean of workers, that are not finite."""
+        """React at the end to weights or means that are not finite."""
         if b.broken or (b.last and not all_finite(self.s.learner.params)):
             raise self.act(math.nan, self.bad_input)
 
@@ -164,7 +160,7 @@ class NanGuard(Part):
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #23a2fc02
 def written_step(s: TrainState) -> int | None:
-    """Return the step of the newest complete checkpoint after pending writes, or None; only rank 0 knows it."""
+    """Return rank 0's newest complete checkpoint's step, or None."""
     if not s.config.checkpoint.enabled or not s.context.is_main:
         return None
     writer = writer_of(s)
@@ -173,13 +169,9 @@ def written_step(s: TrainState) -> int | None:
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #23a2fc01
 def fail_not_finite(g: "NanGuard", value: float, where: str | None = None, at: tuple[int, int] | None = None) -> End:
-    """Return the End for a loss that is not finite, with its likely cause and a remedy.
+    """Return the End of `g` for the loss `value`, with its cause in a batch (`where`) and a remedy.
 
-    Args:
-        g: the guard
-        value: the loss
-        where: the cause in a batch (default: unknown)
-        at: (step, epoch) at which the loss was seen (default: now)
+    `at` is the (step, epoch) at which it was seen (default: now).
     """
     s, (step, epoch) = g.s, at or (g.s.progress.step, g.s.progress.epoch)
     more = "".join(f", {p.rate_setting} (now {get(s.config, p.rate_setting):.3g})" for p in s.parts if p.rate_setting)
@@ -209,8 +201,7 @@ def _is_finite(tensor: Any) -> bool:
 def non_finite(grads: list, one: Any) -> Any:
     """Return a scalar tensor: 1 if a gradient has NaN or infinity, else 0; `one` is a 1 on their device.
 
-    Uses the check of fp16's scaler, one call for all gradients. Norms would need a pass each, and overflow for large
-    finite values.
+    fp16's check takes one call; norms need a pass each, and overflow.
     """
     import torch
 
@@ -223,7 +214,7 @@ def non_finite(grads: list, one: Any) -> Any:
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #9e4b6a01
 def _step_where_good(optimizer: Any, bad: Any) -> None:
-    """Update the weights unless the tensor `bad` is true, which a fused optimizer reads on the device."""
+    """Update the weights unless the tensor `bad` is true."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     if getattr(optimizer, "_step_supports_amp_scaling", False) and fused:
         optimizer.found_inf = bad.float()
@@ -263,14 +254,10 @@ def slow_down(g: "NanGuard", times: int, scale: float) -> None:
 
 # %% ../../../nbs/50_train/11_parts/06_nan_guard.ipynb #582a6ffd
 def roll_back(g: "NanGuard", value: float, where: str | None, at: tuple[int, int] | None = None) -> None:
-    """Return all ranks to the last checkpoint with a lower learning rate, and buffers outside it to their first
-    values; raise End after too many rollbacks.
+    """Return all ranks of `g` to the last checkpoint with a lower learning rate, and buffers outside it to their first
+    values; raise End after too many.
 
-    Args:
-        g: the guard
-        value: the loss
-        where: its cause in a batch, or None
-        at: (step, epoch) at which the loss was seen (default: now)
+    `value` is the loss, `where` its cause, `at` the (step, epoch) at which it was seen.
     """
     s, p, c = g.s, g.s.progress, g.s.config.training
     times, scale, step = g.rollbacks + 1, s.schedule.scale * c.rollback_lr_factor, (at or (p.step,))[0]

@@ -44,11 +44,10 @@ _SMALL = 2**20  # maximum bytes of a copied buffer outside checkpoints
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #2addd4dd
 class OutOfMemory(Part):
-    """Repetition of a step whose passes ran out of device memory: `training.oom_recovery`.
+    """Repetition of a step that ran out of device memory: `training.oom_recovery`.
 
-    `fits` is the micro batch that fitted, by device; `recomputed` are devices with gradient checkpointing; `tries`
-    counts started steps with repetitions, equally on all ranks; `asks` says whether ranks agree before gradients are
-    exchanged.
+    `fits` is the fitting micro batch by device, `recomputed` are devices with gradient checkpointing, `tries` counts
+    steps with repetitions equally on all ranks, `asks` lets ranks agree before gradients are exchanged.
     """
 
     s: TrainState
@@ -92,7 +91,7 @@ class OutOfMemory(Part):
 
 
 class OutOfMemoryOfRanks(OutOfMemory):
-    """The same for several ranks: a step is undone on all of them."""
+    """The same for several ranks, which all undo the step."""
 
     @classmethod
     def wanted(cls, s: TrainState) -> bool:
@@ -102,7 +101,7 @@ class OutOfMemoryOfRanks(OutOfMemory):
         self.asks = self.s.context.exchanges_after(self.s.learner.model)
 
     def after_backward(self, batch: Any) -> None:
-        """Wait for all ranks before the exchange; raise RanksRanOut on all of them if one had no room."""
+        """Wait for all ranks; raise RanksRanOut on all if one had no room."""
         if self.asks:
             self.tries += 1
             if ranks := ranks_without_memory(self.s.context.heartbeat, self.tries):
@@ -110,7 +109,7 @@ class OutOfMemoryOfRanks(OutOfMemory):
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #a8fcfe63
 class RanksRanOut(Exception):
-    """Some ranks of this machine ran out of memory; raised on all ranks."""
+    """Some ranks of this machine ran out of memory; raised on all."""
 
     def __init__(self, ranks: list[int]):
         super().__init__(", ".join(map(str, ranks)))
@@ -141,7 +140,7 @@ def ran_out(m: "OutOfMemory", error: BaseException) -> RanOut | None:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #8ba02422
 def allocator_retries(device: Any) -> int:
-    """Return how often the GPU's allocator emptied its cache for lack of memory; 0 on a CPU."""
+    """Return how often the GPU's allocator emptied its cache; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     import torch
@@ -150,7 +149,7 @@ def allocator_retries(device: Any) -> int:
 
 
 def undo_step(s: TrainState) -> None:
-    """Restore the state of the last step boundary, and free all memory of later tensors."""
+    """Restore the last step boundary, and free the memory of later tensors."""
     import torch
 
     s.learner.drop_gradients()
@@ -162,7 +161,7 @@ def undo_step(s: TrainState) -> None:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #a81534f1
 def use_plan(m: "OutOfMemory", plan: BatchPlan) -> None:
-    """Use `plan`, with the same steps, from the next epoch or try on."""
+    """Use `plan`, with the same steps, from the next epoch or try."""
     s = m.s
     s.call("passes_changed", f"the micro batch is {plan.micro_batch_size} now")
     s.data.plan = plan
@@ -196,7 +195,7 @@ def _sizes_in(file: Path) -> dict[str, int]:
 
 
 def remember(s: TrainState) -> None:
-    """Store the size that fits for later runs of this task on this hardware."""
+    """Store the fitting size for later runs."""
     if s.context.is_main:
         file = s.run_dir.parent / _NAME
         with suppress(OSError):  # otherwise the next run tries again
@@ -210,14 +209,14 @@ def _has_single_samples(plan: BatchPlan) -> bool:
 
 
 def refuses(model: Any, plan: BatchPlan) -> bool:
-    """Return whether `model` has batch norm over samples and a pass gets a single one."""
+    """Return whether batch norm would get a single sample."""
     import torch
 
     return _has_single_samples(plan) and any(isinstance(m, torch.nn.BatchNorm1d) for m in model.modules())
 
 
 def smaller_plan(plan: BatchPlan, model: Any) -> BatchPlan | None:
-    """Return the same steps in smaller micro batches that `model` accepts, or None."""
+    """Return the same steps in smaller micro batches, or None."""
     smaller = smaller_micro_batches(plan)
     while smaller is not None and refuses(model, smaller):
         smaller = smaller_micro_batches(smaller)
@@ -232,7 +231,7 @@ def plan_that_fits(plan: BatchPlan, fits: int | None, model: Any) -> BatchPlan:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #7c7a6012
 def plans_of(plan: BatchPlan) -> list[BatchPlan]:
-    """Return the plan for each micro batch size that divides a step, in ascending order."""
+    """Return plans by ascending micro batches that divide a step."""
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
     most = plan.max_batches
     plans = []
@@ -246,9 +245,9 @@ def plans_of(plan: BatchPlan) -> list[BatchPlan]:
 
 
 def largest_that_fits(count: int, fits: Callable[[int], bool], weights: Callable[[int], int]) -> int:
-    """Return the index of the largest of `count` candidates for which `fits` is true, -1 for none.
+    """Return the index of the largest of `count` candidates for which `fits` is true, or -1.
 
-    `weights` returns the size of a candidate. Sizes at least double until one does not fit; then the gap is halved.
+    Sizes, by `weights`, at least double until one does not fit; then the gap is halved.
     """
     good, bad, at = -1, count, 0
     while at < bad:
@@ -267,7 +266,7 @@ FREE = 0.1  # free share of the device's memory after a search
 
 
 def optimizer_bytes(s: TrainState) -> int:
-    """Return the bytes that the optimizer's first step will add on this rank."""
+    """Return the bytes that the optimizer's first step adds on this rank."""
     if s.learner.optimizer.state:
         return 0
     size = sum(q.numel() * q.element_size() for q in s.learner.params if q.requires_grad)
@@ -277,9 +276,7 @@ def optimizer_bytes(s: TrainState) -> int:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #00e2f6b8
 def try_passes(s: TrainState, plan: BatchPlan, most_bytes: float) -> bool:
-    """Return whether passes of a micro batch of `plan` fit into `most_bytes` on all ranks, which all call it; undo
-    them.
-    """
+    """Return whether passes of `plan` fit into `most_bytes` on all ranks, which all call it."""
     begin_peak(s.context.device)
     s.data.plan = plan
     s.data.train.plan = replace(s.data.train.plan, cuts=partial(train_cuts, plan, s.context.rank))
@@ -307,7 +304,7 @@ def _one_pass(s: TrainState) -> None:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #35868230
 def find_what_fits(m: "OutOfMemory") -> None:
-    """Use the largest micro batch that fits on every rank; all ranks call it before the first step."""
+    """Use the largest micro batch that fits on all ranks."""
     s = m.s
     asked, device = s.data.plan, s.context.device
     if s.context.sharded:  # a rank without memory would hang the others
@@ -330,7 +327,7 @@ def find_what_fits(m: "OutOfMemory") -> None:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #f41a194f
 def begin_with_what_fits(m: "OutOfMemory") -> None:
-    """Use smaller micro batches if larger ones are known not to fit; all ranks call it before the first step."""
+    """Use smaller micro batches if larger ones are known not to fit."""
     s = m.s
     if s.config.data.find_micro_batch_size and not m.fits:
         find_what_fits(m)
@@ -383,9 +380,7 @@ def _record_shortage(s: TrainState, lost: RanOut, ranks: list[int], how: str) ->
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #5433b1b4
 def train_smaller(m: "OutOfMemory", lost: RanOut) -> None:
-    """Undo the step that ran out of memory on all ranks, and prepare its repetition with less; raise End if
-    impossible.
-    """
+    """Undo a step without memory and prepare a smaller one, or raise End."""
     s = m.s
     undo_step(s)
     m.retries = allocator_retries(s.context.device)  # those of this failure need no warning
@@ -414,7 +409,7 @@ def train_smaller(m: "OutOfMemory", lost: RanOut) -> None:
 
 # %% ../../../nbs/50_train/11_parts/02_out_of_memory.ipynb #baf8a6d9
 def warn_of_retries(m: "OutOfMemory") -> None:
-    """Warn if the GPU's allocator emptied its cache since the last log point."""
+    """Warn if the GPU's allocator emptied its cache."""
     retries = allocator_retries(m.s.context.device)
     if retries > m.retries:
         often = "once" if retries == 1 else f"{retries} times"

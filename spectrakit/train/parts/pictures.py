@@ -32,10 +32,7 @@ _LONGEST_S = 10.0  # limit for the task's first pictures, of unknown duration
 
 
 class Pictures(Part):
-    """Pictures of some validation samples, after evaluations: `run.pictures`.
-
-    `last` is the monotonic time of the last ones, `cost_s` their duration, `off` is set after an error.
-    """
+    """Pictures of some validation samples: `run.pictures`. `off` is set after an error."""
 
     s: TrainState
 
@@ -46,7 +43,7 @@ class Pictures(Part):
 
     @classmethod
     def wanted(cls, s: TrainState) -> bool:
-        """Return whether this rank draws; False for a partial model or separate weights."""
+        """Return whether this rank draws; False for a partial model."""
         possible = s.context.is_main and s.data.valid is not None and s.context.whole_on_main
         return bool(s.config.run.pictures) and possible and provides(s.task, "pictures")
 
@@ -75,7 +72,7 @@ def few_predictions(s: TrainState) -> Predicted:
 # %% ../../../nbs/50_train/11_parts/08_pictures.ipynb #00c21866
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in this block after `seconds`; without limit outside the main thread."""
+    """Raise TimeoutError after `seconds`, in the main thread only."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,7 +137,7 @@ def _on_dark(figure: Any) -> Iterator[None]:
 
 
 def as_pngs(picture: Any) -> tuple[bytes, bytes]:
-    """Return a picture or matplotlib figure as PNG, for light and dark pages."""
+    """Return a picture as PNG, light and dark."""
     figure, light, dark = getattr(picture, "figure", picture), io.BytesIO(), io.BytesIO()
     figure.savefig(light, format="png", dpi=_DPI)
     with _on_dark(figure):
@@ -170,10 +167,7 @@ def _import_once() -> None:
 
 
 def draw_pictures(part: Pictures, clock: Callable[[], float] = time.monotonic, limit_s: float = _LONGEST_S) -> None:
-    """Draw the task's pictures if due; an error is logged, and ends them.
-
-    `clock` returns seconds; `limit_s` limits the task.
-    """
+    """Draw the task's pictures if due, for at most `limit_s` by `clock`; an error ends them."""
     s, asked = part.s, clock()
     if not part.due(asked):
         return

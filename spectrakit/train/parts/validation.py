@@ -20,7 +20,7 @@ SHORT_S = 5.0  # limit for an evaluation after ■
 
 
 def evaluate_now(s: TrainState) -> bool:
-    """Evaluate, call the parts, and return whether the result is the best so far."""
+    """Evaluate, call the parts, and return whether it is the best result."""
     improved = run_evaluation(s)
     s.call("after_evaluation")
     return improved
@@ -36,7 +36,7 @@ class Evaluation(Part):
             b.improved = evaluate_now(self.s)
 
     def next_due(self) -> float:
-        """Return the step of the next evaluation by count; the end of an epoch is a boundary anyway."""
+        """Return the step of the next evaluation by count."""
         c, p, per_epoch = self.s.config.trainer, self.s.progress, self.s.data.plan.steps_per_epoch
         steps = [float("inf")]
         if every := c.check_val_every_n_steps:

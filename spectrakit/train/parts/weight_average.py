@@ -24,14 +24,10 @@ from ...watchdog.time_budget import fits
 
 # %% ../../../nbs/50_train/11_parts/07_weight_average.ipynb #86e23216
 def note_for_average(noted: list, plan: tuple[str, int], row: list, maximize: bool, due: bool) -> tuple[list, bool]:
-    """Return the checkpoints to average, best first, and whether `row` must be saved for it.
+    """Return the checkpoints to average, best first, and whether `row` must be saved.
 
-    Args:
-        noted: [step, value] of earlier checkpoints
-        plan: "last" or "best", and their number
-        row: [step, value] of this step; None without an evaluation
-        maximize: larger values are better
-        due: the step or epoch number requires a save
+    `row` and `noted` hold [step, value]; `plan` is "last" or "best" and a number. With `maximize` larger values are
+    better. `due`: the step or epoch number requires a save.
     """
     (which, count), (step, value) = plan, row
     others = [other for other in noted if other[0] != step]
@@ -45,9 +41,8 @@ def note_for_average(noted: list, plan: tuple[str, int], row: list, maximize: bo
 
 # %% ../../../nbs/50_train/11_parts/07_weight_average.ipynb #5f7d5f13
 def mean_weights(parts: Iterable[dict]) -> dict:
-    """Return the mean of several checkpoints' weights by name; other values come from the first.
-
-    Raise CheckpointError if they hold different weights, because some were unfrozen in between.
+    """Return the mean of several checkpoints' weights; other values come from the first. Raise CheckpointError for
+    different names.
     """
     import torch
 
@@ -80,9 +75,8 @@ def _fresh_statistics(model: Any) -> Iterator[list]:
 
 # %% ../../../nbs/50_train/11_parts/07_weight_average.ipynb #c3b91d3e
 def refresh_batch_norm(s: TrainState, over: Callable[[], bool]) -> int:
-    """Recompute batch norm statistics over at most an epoch, and return the number of batches of this process.
-
-    `over` is called before each batch but the first, and returns on all ranks alike whether to stop.
+    """Recompute batch norm statistics over at most an epoch, until `over` is true on all ranks; return the number of
+    batches.
     """
     import torch
 
@@ -107,7 +101,7 @@ def _say(s: TrainState, text: str) -> None:
 
 
 def _load_mean(s: TrainState, noted: list) -> list[int]:
-    """Load the mean of the available `noted` checkpoints into the model; return their steps on all ranks."""
+    """Load the mean of `noted` checkpoints; return their steps."""
     steps, mean = [], None
     if s.context.is_main:
         writer = writer_of(s)
@@ -127,7 +121,7 @@ def _load_mean(s: TrainState, noted: list) -> list[int]:
 
 # %% ../../../nbs/50_train/11_parts/07_weight_average.ipynb #32813d65
 def _keep_if_better(s: TrainState, steps: list[int], metrics: Metrics | None, seconds: float) -> None:
-    """Save the mean in the model if it beats the best checkpoint or has no metrics, and log it."""
+    """Save the mean if it beats the best checkpoint."""
     p, name, text = (
         s.progress,
         s.goal.monitor or "val_loss",
@@ -157,7 +151,7 @@ def _tensors(weights: dict) -> dict:
 
 # %% ../../../nbs/50_train/11_parts/07_weight_average.ipynb #2f1b0b6e
 class WeightAverage(Part):
-    """Mean of several checkpoints' weights, tried at the end: `training.average`. `noted` holds their [step, value]."""
+    """Mean of checkpoints' weights, tried at the end: `training.average`. `noted` holds [step, value]."""
 
     s: TrainState
     name = "weight_average"
@@ -172,7 +166,7 @@ class WeightAverage(Part):
         return average_plan(s.config) is not None
 
     def wants_save(self, due: bool) -> bool:
-        """Note this step; return whether it must be saved for the average. `due`: its number requires a save."""
+        """Note this step; return whether the average needs it saved."""
         p, goal, plan = self.s.progress, self.s.goal, average_plan(self.s.config)
         assert plan is not None, "the settings ask for it"
         value = p.metrics.get(goal.monitor or "") if p.eval_step == p.step else None
@@ -188,7 +182,7 @@ class WeightAverage(Part):
         return [step for step, _ in self.noted]
 
     def at_end(self, ending: Ending) -> None:
-        """Evaluate the mean of the noted checkpoints, and keep it if better; all ranks call it."""
+        """Evaluate the mean, and keep it if better."""
         s = self.s
         if ending.status not in ("completed", "early_stopped", "out_of_time"):
             return

@@ -54,7 +54,7 @@ _NEEDED = {  # required entries of state.pt; the others may be None
 
 
 def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
-    """Return the weights, the shared state and this rank's state, from rank 0 if other machines do not see its disk."""
+    """Return weights, shared state and this rank's state, from rank 0 without its disk."""
     if all(s.context.gather((path / "manifest.json").is_file())):
         state, rank_state = load_state(path, s.context.rank)
         if missing := _NEEDED - set(state):
@@ -73,9 +73,7 @@ def _read(s: TrainState, path: Path) -> tuple[dict, dict, dict | None]:
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #395d2341
 def _load_newest_readable(s: TrainState, path: Path, notes: list[str]) -> tuple:
-    """Return (path, weights, shared state, own state) of the checkpoint at `path`, or of the newest older readable
-    one.
-    """
+    """Return (path, weights, shared state, own state) of the newest readable checkpoint."""
     tried: list[str] = []
     while True:
         content, broken = None, None
@@ -157,9 +155,9 @@ def _why_incompatible(s: TrainState, path: Path, state: dict, kinds: Iterable[ty
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #a67c6f9b
 def _move_position(s: TrainState, state: dict, notes: list[str]) -> int | None:
-    """Set the position in the epoch and the remaining steps, converted by samples if the batch or the data changed.
+    """Set position and remaining steps, converted by samples if batch or data changed.
 
-    Return the number of steps so far at today's batch size, or None without such a change.
+    Return the number of steps at today's batch size, or None.
     """
     p, plan, epochs = s.progress, s.data.plan, s.config.trainer.max_epochs
     batch = state["effective_batch_size"]
@@ -214,10 +212,10 @@ def _restore_best(s: TrainState, requested: tuple[str | None, str], notes: list[
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #23a2fc03
 def _find_base(s: TrainState, path: Path, weights: dict, notes: list[str]) -> frozenset[str]:
-    """Return the names of the frozen weights that the checkpoint at `path` omits, because the task loads them.
+    """Return the names of frozen weights that the checkpoint omits, because the task loads them.
 
-    If a complete checkpoint has other frozen weights than the task loads, they are kept and saved from now on. Raise
-    RequestError on all ranks if an incomplete one does not match the task's frozen weights.
+    Other frozen weights in a complete checkpoint are kept and saved from now on. An incomplete one must match the
+    task's.
     """
     learner, problem, entry, other = s.learner, None, None, False
     if s.context.is_main:
@@ -240,13 +238,10 @@ def _find_base(s: TrainState, path: Path, weights: dict, notes: list[str]) -> fr
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #d84e96b9
 def regrouped(state: dict, before: list[list], today: list[list], later: set[str]) -> dict:
-    """Return an optimizer's `state` for other parameter groups, if more or fewer frozen parameters joined them.
+    """Return an optimizer's `state` regrouped from the parameter names `before` to `today`, if the frozen parameters in
+    its groups changed.
 
-    Args:
-        state: state_dict of the optimizer; returned unchanged for other differences
-        before: parameter names of each group in the checkpoint
-        today: parameter names of each group now
-        later: names of parameters that are frozen now
+    `later` are parameters frozen now. For other differences `state` is returned unchanged.
     """
     kept_in = zip(before, state["param_groups"], strict=True)
     numbers = {name: n for names, group in kept_in for name, n in zip(names, group["params"], strict=True)}
@@ -277,9 +272,7 @@ def _load_held(s: TrainState, path: Path, notes: list[str]) -> None:
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #64057feb
 def _load(s: TrainState, path: Path, weights: dict, states: tuple[dict, dict], notes: list[str]) -> None:
-    """Load weights, averages, counters, optimizer and scaler; raise RequestError before any change if they do not
-    fit. `states` are the shared one and this rank's of each part.
-    """
+    """Load weights, averages, counters, optimizer and scaler; change nothing if they do not fit."""
     groups, state = s.learner.optimizer.param_groups, _with_later(s, states[0])
     own = optimizer_groups(state["optimizer"])
     saved = groups if own is None else own  # an optimizer with another state format checks itself
@@ -340,9 +333,7 @@ _LENGTHS = ("T_max", "total_steps", "total_iters", "milestones", "_milestones", 
 
 
 def with_entries(kept: dict, today: dict, names: tuple) -> dict:
-    """Return the scheduler state `kept` with entries `names` from `today`, also in nested schedulers such as
-    SequentialLR's.
-    """
+    """Return the scheduler state `kept` with `names` from `today`, also when nested."""
     result = {**kept, **{name: today[name] for name in names if name in today}}
     if inner := kept.get("_schedulers"):
         pairs = zip(inner, today.get("_schedulers", inner), strict=False)
@@ -379,10 +370,9 @@ def _restore_random(s: TrainState, path: Path, rank_state: dict | None, notes: l
 
 # %% ../../../nbs/50_train/08_start/02_restore.ipynb #23a2fc11
 def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
-    """Restore a prepared run from its newest complete checkpoint, and return messages on differences.
+    """Restore a prepared run from its newest complete checkpoint; return messages on differences.
 
-    `kinds` are the parts that may refuse the checkpoint (default: those of the run). Raise RequestError if there is no
-    checkpoint, or it does not fit.
+    The parts `kinds` (default: the run's) may refuse it. Raise RequestError if none exists or fits.
     """
     kinds = kinds or [type(part) for part in s.parts]
     fresh = s.progress.saved_step < 0

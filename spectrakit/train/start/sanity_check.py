@@ -86,11 +86,8 @@ from ...watchdog.time_budget import SUBMIT_S
 class NextProcess:
     """Data to check that the next process can continue the run.
 
-    Args:
-        arrived: The task as this process received it.
-        found: Attributes that `datasets` has set on the task, by name.
-        first: Names of these that other methods read, so that `datasets` is called first; None: it is not called.
-        learner_of: Function that creates optimizer and scheduler for a task and its model.
+    `arrived` is the task as received, `found` has attributes that `datasets` has set, `first` names those for which
+    `datasets` is called before other methods, `learner_of` creates optimizer and scheduler.
     """
 
     arrived: Arrived
@@ -146,7 +143,7 @@ class SanityCheck:
         self.log.write("message", text=text)
 
     def at(self, method: str, doing: str, batch: Any = None) -> None:
-        """Set the scene: `method` of the task is called next, `doing` describes the circumstance."""
+        """Set the scene: the next called `method` and the circumstance."""
         self.scene = Scene(self.task, method, doing, batch, self.model)
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #e0716a47
@@ -154,13 +151,9 @@ CLEAN = "Clean or fill them before training; data.allow_nan=true is for a loss t
 
 
 def check_first_loss(task: Any, result: Any, data: Any, allow_nan: bool = False) -> None:
-    """Raise RequestError if the first batch contains NaN, or its loss is NaN or has a wrong form.
+    """Raise RequestError if the first batch `data` of `task` has NaN, or the loss `result` is NaN or has a wrong form.
 
-    Args:
-        task: Task with the loss.
-        result: Value returned by the loss.
-        data: The batch.
-        allow_nan: Whether the batch may contain NaN, which the loss must ignore (default False).
+    With `allow_nan` the batch may contain NaN, which the loss must ignore.
     """
     where = find_non_finite(data, "The first training batch")
     if where and not allow_nan:
@@ -179,10 +172,7 @@ def _nan_in_loss(task: Any, where: str, value: float) -> str:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #6c39a0a0
 def check_finite_loss(check: SanityCheck, loss: Loss, forward: Callable[[], Any]) -> None:
-    """Raise RequestError with the responsible layer if the first `loss` is not finite.
-
-    The batch is finite. `forward` computes the loss again.
-    """
+    """Raise RequestError with the responsible layer if the first `loss` of a finite batch is not finite."""
     import torch
 
     value = float(loss.value.detach())
@@ -202,7 +192,7 @@ def check_finite_loss(check: SanityCheck, loss: Loss, forward: Callable[[], Any]
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #a64d7728
 def check_gradients(check: SanityCheck) -> None:
-    """Raise RequestError if the loss of the first batch is finite and a gradient is not."""
+    """Raise RequestError if gradients of the first loss are not finite."""
     c = check.config
     if check.scaler is not None or check.sharded or c.training.nan_policy == "skip":
         return
@@ -224,9 +214,8 @@ def check_gradients(check: SanityCheck) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #8544734c
 def report_uneven_mean(check: SanityCheck, weighed: bool = False) -> None:
-    """Log that the loss is no mean over samples, if steps combine several batches.
-
-    `weighed` tells whether the loss has a weight, so that only the first batch is checked (default False).
+    """Log that the loss is no mean over samples, if steps combine batches. A `weighed` loss is checked on the first
+    batch only.
     """
     if check.sharded or not adds_up(check.plan):
         return
@@ -236,16 +225,12 @@ def report_uneven_mean(check: SanityCheck, weighed: bool = False) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #e3096cc8
 def gradients_of(model: Any) -> list[tuple]:
-    """Return identity and version of each gradient of a model, to detect changes."""
+    """Return identity and version of each gradient, to detect changes."""
     return [(id(q.grad), None if q.grad is None else q.grad._version) for q in model.parameters()]
 
 
 def check_left_alone(check: SanityCheck, before: list[tuple], trains: bool = True) -> None:
-    """Raise RequestError if `loss` has computed gradients; log a message if it has set the model to eval mode.
-
-    `before` is the result of `gradients_of` before the call. `trains`: whether the model was in train mode (default
-    True).
-    """
+    """Raise RequestError if `loss` has computed gradients since `before`; log if it has left train mode."""
     name = check.name
     if gradients_of(check.model) != before:
         raise TaskError(f"{name}.loss has called backward(), which the run does. Return the loss without it.")
@@ -256,7 +241,7 @@ def check_left_alone(check: SanityCheck, before: list[tuple], trains: bool = Tru
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #34ec36b3
 def report_small_weight(check: SanityCheck, loss: Loss) -> None:
-    """Log that a pair of numbers is taken for (sum, weight) and its weight is too small."""
+    """Log that numbers are taken for (sum, weight) with a small weight."""
     samples, weight = check.batch.samples, None if loss.weight is None else float(loss.weight)
     if weight is not None and 0 < weight < 1 and samples > 1:
         check.note(
@@ -267,7 +252,7 @@ def report_small_weight(check: SanityCheck, loss: Loss) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #a56ad42b
 def _as_in_ddp(model: Any) -> Any:
-    """Return a stand-in for DDP that hides the attributes of `model` and counts passes in `passes`."""
+    """Return a stand-in for DDP that hides attributes and counts passes."""
     import torch
 
     class Outer(torch.nn.Module):
@@ -291,7 +276,7 @@ def _as_in_ddp(model: Any) -> Any:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #3f7559d7
 def check_exchange(check: SanityCheck, outer: Any) -> None:
-    """Raise RequestError if DDP could not reduce the gradients of the first batch. `outer` is from `_as_in_ddp`."""
+    """Raise RequestError if DDP could not reduce the first gradients."""
     name = check.name
     if not outer.passes:
         raise TaskError(
@@ -308,7 +293,7 @@ def check_exchange(check: SanityCheck, outer: Any) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #01f38089
 def check_collated(task: Any, data: Any, samples: int) -> str | None:
-    """Return a message if the batch `data` has fewer rows than `samples`; None if not. RequestError: no batch."""
+    """Return a message if `data` has fewer rows than `samples`, else None."""
     own = provides(task, "collate")
     if data is None:
         raise TaskError(
@@ -332,10 +317,7 @@ def check_collated(task: Any, data: Any, samples: int) -> str | None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #7ea1d7c1
 def read_twice(train: Batches, task: Any, data: Any) -> str | None:
-    """Return a message if the first training batch differs when read again, with the responsible function; None if not.
-
-    `task` made the data set and collates; `data` is the batch as first read from `train`.
-    """
+    """Return a message, with the responsible function, if the first batch differs when read again; else None."""
     hashes = [content_hash(list(leaves_of(one))) for one in (data, next(iter(train.epoch(0))).data)]
     if None in hashes or hashes[0] == hashes[1] or not isinstance(train, LoadedBatches):
         return None
@@ -352,9 +334,8 @@ def read_twice(train: Batches, task: Any, data: Any) -> str | None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #3e0c1a02
 def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> None:
-    """Raise RequestError, with the task of `check`, if no parameter of `model` is trainable in `epoch`.
-
-    `learned` tells whether one was trainable before `on_epoch`.
+    """Raise RequestError with the task of `check` if no parameter of `model` is trainable in `epoch`. `learned` tells
+    whether one was before `on_epoch`.
     """
     if any(q.requires_grad for q in model.parameters()):
         return
@@ -369,7 +350,7 @@ def check_learns(check: SanityCheck, model: Any, epoch: int, learned: bool) -> N
 
 @contextlib.contextmanager
 def in_first_epoch(check: SanityCheck, task: Any, model: Any) -> Iterator[None]:
-    """Give `model` the modes and trainable parameters of the first epoch in this block. RequestError: it has none."""
+    """Give `model` the modes and trainable parameters of the first epoch."""
     module, scene = check.execution.context.unwrap(model), check.scene
     before = [(q, q.requires_grad) for q in module.parameters()]
     model.train()
@@ -391,10 +372,7 @@ def _samples_text(samples: int) -> str:
 
 
 def try_smallest(check: SanityCheck) -> None:
-    """Call `loss` with as few samples as the last micro batch of an epoch has on any rank.
-
-    RequestError if it raises or is not finite. The gradients of the first batch are kept.
-    """
+    """Call `loss` with the smallest micro batch of any rank; raise RequestError if that fails."""
     plan = check.plan
     cuts = [cut for rank in range(plan.world_size) for cut in train_cuts(plan, rank, plan.steps_per_epoch - 1)]
     size = min(cut.stop - cut.start for cut in cuts)
@@ -421,7 +399,7 @@ def try_smallest(check: SanityCheck) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #75eb9421
 def try_loss(check: SanityCheck) -> str:
-    """Compute loss and gradients of one training batch. RequestError: a value is not finite, or the form is wrong."""
+    """Compute loss and gradients of a training batch."""
     with in_first_epoch(check, check.task, check.model):
         detail = _loss_of_first_batch(check)
         try_smallest(check)
@@ -461,7 +439,7 @@ _EPOCHS_S = 3.0  # limit for all calls of on_epoch
 
 
 def try_epochs(check: SanityCheck) -> list[str]:
-    """Call and undo `on_epoch` for each epoch; return parameters that become trainable. RequestError: none are."""
+    """Call and undo `on_epoch` for each epoch; return parameters that become trainable."""
     if not provides(check.task, "on_epoch"):
         return []
     model, began = check.execution.context.unwrap(check.model), time.monotonic()
@@ -491,7 +469,7 @@ def try_epochs(check: SanityCheck) -> list[str]:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #d08fc67f
 def try_step(check: SanityCheck) -> str:
-    """Make one step of optimizer and scheduler. RequestError: one of them is unusable."""
+    """Step optimizer and scheduler."""
     check.thawed = try_epochs(check)
     check.at("optimizer", "when it was made")
     learner = check.learner = check.make_learner()
@@ -520,7 +498,7 @@ def try_step(check: SanityCheck) -> str:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #4c8218df
 def check_numbers(task: Any, metrics: dict[str, tuple]) -> None:
-    """Raise RequestError unless sum and count of each metric are real numbers."""
+    """Raise RequestError unless sums and counts are real numbers."""
     for name, pair in metrics.items():
         for what, value in zip(("sum", "count"), pair, strict=False):
             if is_number(value):
@@ -537,7 +515,7 @@ def check_numbers(task: Any, metrics: dict[str, tuple]) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #43f1d8e8
 def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
-    """Raise RequestError unless outputs are a tensor or a mapping of tensors. `taker` is the method that uses them."""
+    """Raise RequestError unless outputs are tensors for the method `taker`."""
     values = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
     wrong = next(
         (v for v in values if hasattr(v, "columns") or (not hasattr(v, "shape") and not isinstance(v, list))), None
@@ -553,7 +531,7 @@ def check_outputs(task: Any, outputs: Any, taker: str = "predict") -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #733b44a9
 def check_rows(task: Any, outputs: Any, batch: Any) -> None:
-    """Raise RequestError unless there is one output for each sample of the MicroBatch `batch`."""
+    """Raise RequestError unless each sample of `batch` has an output."""
     samples, made = batch.samples, samples_in(batch.data)
     for values in outputs.values() if isinstance(outputs, dict) else [outputs]:
         if samples and (not hasattr(values, "__len__") or getattr(values, "shape", None) == ()):
@@ -575,7 +553,7 @@ def check_rows(task: Any, outputs: Any, batch: Any) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #9d717b7a
 def check_finite_metrics(check: SanityCheck, data: Any) -> None:
-    """Raise RequestError if the loss of a validation batch with NaN is NaN; log other metrics that are not finite."""
+    """Raise RequestError if a validation batch with NaN has a NaN loss; log other metrics."""
     bad = {name: value for name, value in check.metrics.items() if not math.isfinite(value)}
     where = find_non_finite(data, "The first validation batch") if "val_loss" in bad else None
     if where and check.config.data.allow_nan:
@@ -592,7 +570,7 @@ _INDEPENDENT_OF_ROWS = (NameError, AttributeError, ImportError, TypeError, NotIm
 
 
 def _try_on_training_batch(check: SanityCheck, part: Callable[[SanityCheck], str]) -> str:
-    """Check a part on the first training batch; log failures that may be due to the batch."""
+    """Check a part on the first batch; log failures that it may explain."""
     if check.sharded:
         return "no data to check it on"
     try:
@@ -636,7 +614,7 @@ def _predicted_there(check: SanityCheck) -> str:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #1c9031fc
 def _last_batch(check: SanityCheck, dataset: Any, stage: str) -> Any:
-    """Return a batch of the size of the last batch of `dataset`; None if that is complete."""
+    """Return a batch as small as the last of `dataset`, if incomplete."""
     c, place = check.config, Placement(check.execution.context.device)
     size = c.data.eval_batch_size or c.data.micro_batch_size
     few, most = len(dataset) % size, c.limits.max_val_batches if stage == "valid" else None
@@ -647,7 +625,7 @@ def _last_batch(check: SanityCheck, dataset: Any, stage: str) -> Any:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #28865ea5
 def try_evaluation(check: SanityCheck) -> str:
-    """Evaluate the first validation batches. RequestError: wrong form, or data that are not finite."""
+    """Evaluate the first validation batches."""
     if check.valid is None:
         if written := [name for name in ("metrics", "metrics_all") if provides(check.task, name)]:
             name = f"{check.name}.{written[0]}"
@@ -675,7 +653,7 @@ def try_evaluation(check: SanityCheck) -> str:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #2b32ce7a
 def _check_numbers_predicted(check: SanityCheck, outputs: Any) -> None:
-    """Raise RequestError if a table needs complex `outputs`; log outputs that are not finite."""
+    """Raise RequestError if a table needs complex `outputs`; log infinite ones."""
     name = f"{check.name}.predict"
     kinds = {str(getattr(leaf, "dtype", "")).removeprefix("torch.") for leaf in leaves_of(outputs)}
     complex_kind = next((kind for kind in kinds if kind.startswith("complex")), None)
@@ -689,17 +667,11 @@ def _check_numbers_predicted(check: SanityCheck, outputs: Any) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #306cd09f
 def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None:
-    """Create the submission table of one batch.
+    """Create the submission table of the predictions `outputs` of `batch`, the `whole` test set or a part, with
+    `check`.
 
-    Args:
-        check: Sanity check.
-        outputs: Predictions of `batch`.
-        batch: MicroBatch of test samples.
-        whole: Whether it contains all test samples.
-
-    Raises:
-        RequestError: Predictions are required, and other batches cannot help. Other failures are logged,
-            since `submission` may need all predictions.
+    Raise RequestError if predictions are required and other batches cannot help; log other failures, since `submission`
+    may need all predictions.
     """
     _check_numbers_predicted(check, outputs)
     wanted, task = check.execution.budget.predictions, check.task
@@ -721,15 +693,10 @@ def try_table(check: SanityCheck, outputs: Any, batch: Any, whole: bool) -> None
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #ff599c7f
 def write_guess(check: SanityCheck, outputs: Any, batch: Any, samples: int) -> None:
-    """Write a submission with one guess for all samples, unless there is one.
+    """Let `check` write a submission with one guess for all `samples`, based on `outputs` of `batch`, unless there is
+    one.
 
-    Args:
-        check: Sanity check.
-        outputs: Predictions of `batch`.
-        batch: MicroBatch of test samples.
-        samples: Number of all test samples.
-
-    Failures are ignored here, since they occur and are reported again later.
+    Failures are ignored: they are reported later.
     """
     execution, out = check.execution, check.execution.out
     if out is None or not execution.context.is_main:
@@ -744,14 +711,7 @@ _COPIES_HELD = 3  # copies of all predictions while a table or a mean is made
 
 
 def report_large_predictions(check: SanityCheck, outputs: Any, samples: int, of: int) -> None:
-    """Log that the predictions of all samples need more memory than is free.
-
-    Args:
-        check: Sanity check with the log.
-        outputs: Predictions of some samples.
-        samples: Number of these samples.
-        of: Number of all samples.
-    """
+    """Log with `check` that `of` predictions like these `outputs` of `samples` need more memory than is free."""
     size = sum(getattr(leaf, "nbytes", 0) for leaf in leaves_of(outputs)) / samples * of
     if (needed := _COPIES_HELD * size) > (free := free_memory()):
         check.note(
@@ -762,7 +722,7 @@ def report_large_predictions(check: SanityCheck, outputs: Any, samples: int, of:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #6f34cb14
 def _predict_some(check: SanityCheck, dataset: Any) -> float:
-    """Return the estimated seconds of predicting `dataset`. RequestError: outputs have a wrong form."""
+    """Return the estimated seconds of predicting `dataset`."""
 
     first: list[tuple] = []
 
@@ -811,10 +771,7 @@ _PREDICTING_METHODS = ("metrics", "metrics_all", "submission", "views")  # metho
 
 
 def try_prediction(check: SanityCheck) -> str:
-    """Predict some batches of the test data, and reserve the time for all if time is limited.
-
-    RequestError if predictions are required and fail.
-    """
+    """Predict some test batches, and reserve the time for all if time is limited."""
     task, context, budget = check.task, check.execution.context, check.execution.budget
     has_test, wanted = provides(task, "test_dataset"), budget.predictions
     check.at("test_dataset", "when it was called")
@@ -846,7 +803,7 @@ def try_prediction(check: SanityCheck) -> str:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #d2871dd3
 def check_room(check: SanityCheck, needed: int, content: CheckpointContent) -> str:
-    """Return the size of a checkpoint in words. RequestError: the disk has no room for the weights."""
+    """Return a checkpoint's size in words, or raise RequestError without room for its weights."""
     folder = check.execution.run_dir
     free = shutil.disk_usage(folder).free
     shortage = f"a checkpoint takes {needed / 2**20:.1f} MiB and the disk of {folder} has {free / 2**20:.1f} MiB left"
@@ -874,7 +831,7 @@ _MAX_GATHERED_BYTES = 2**30  # largest size of a sharded model with optimizer th
 
 
 def checkpoint_of(check: SanityCheck, learner: Learner) -> CheckpointContent:
-    """Return the content of a checkpoint after the step. All ranks call it if the model is sharded."""
+    """Return a checkpoint's content after the step, on all ranks."""
     context, scheduler = check.execution.context, learner.scheduler
     module = context.unwrap(check.model)
     check.at("scheduler", "when its state_dict was called")
@@ -964,7 +921,7 @@ def _predicted(check: SanityCheck, task: Any, model: Any) -> list[Any]:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #94f8d729
 def relative_difference(ones: list[Any], others: list[Any]) -> float:
-    """Return the relative difference of two predictions: by the largest number, or the share of unequal values."""
+    """Return the relative difference of predictions, or the share of unequal values."""
     if len(ones) != len(others):
         return 1.0
     return max((_leaf_difference(one, other) for one, other in zip(ones, others, strict=True)), default=0.0)
@@ -987,7 +944,7 @@ def _leaf_difference(one: Any, other: Any) -> float:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #efd91e25
 def _give_held(check: SanityCheck, task: Any, model: Any, kept: dict[str, Any]) -> None:
-    """Load the saved modules and tensors of the task into a new task. RequestError: it lacks one of them."""
+    """Load the saved modules and tensors into a new task."""
     before = None if check.learner is None else check.learner.held
     held = TaskModules(task, model, like=before)
     move_held(held, check.execution.context.device)
@@ -1003,7 +960,7 @@ def _give_held(check: SanityCheck, task: Any, model: Any, kept: dict[str, Any]) 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #2fdeab97
 @contextlib.contextmanager
 def _next_task(again: NextProcess, first: list[str] | None) -> Iterator[Any]:
-    """Yield a new task, with attributes from `datasets` if that is called first."""
+    """Yield a new task, with `datasets` called first if needed."""
     task = again.arrived.rebuild()
     with contextlib.ExitStack() as stack:
         if first is None:
@@ -1045,7 +1002,7 @@ def _check_predictions(check: SanityCheck, task: Any, model: Any) -> None:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #d509c813
 def _one_step(check: SanityCheck, task: Any, model: Any, learner: Learner) -> list[Any]:
-    """Make a step with half the learning rate; return the change of each parameter."""
+    """Step with half the learning rate; return each parameter's change."""
     seed_everything(check.config.seed)
     before = [q.detach().clone() for q in model.parameters()]
     for group in learner.optimizer.param_groups:
@@ -1060,7 +1017,7 @@ def _one_step(check: SanityCheck, task: Any, model: Any, learner: Learner) -> li
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #9bf6cc83
 def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, state: dict[str, Any]) -> None:
-    """Load the state into a new optimizer and scheduler, and log a step that differs. RequestError: loading fails."""
+    """Load the state into a new optimizer and scheduler; log a step that differs."""
     assert check.next_process is not None
     check.scene = Scene(task, "optimizer", "when it was made again, as in a resumed run")
     new = check.next_process.learner_of(task, model)
@@ -1108,14 +1065,8 @@ def _second_model_fits(check: SanityCheck) -> bool:
 def try_next_process(check: SanityCheck, learner: Learner, content: CheckpointContent, loaded: dict[str, Any]) -> str:
     """Check the run as in its next process: new task and model, loaded weights, a prediction and a step.
 
-    Args:
-        check: Task with its model and batches.
-        learner: Model and optimizer after a step.
-        content: What was saved of them.
-        loaded: States of `content` as loaded back; empty to load them.
-
-    Returns:
-        A description. RequestError if loading, predicting or resuming fails.
+    `check` has the task, `learner` model and optimizer after a step, `content` their checkpoint, `loaded` its states as
+    loaded back, or {}. Return a description, or raise RequestError.
     """
     again = check.next_process
     if again is None or not _second_model_fits(check):
@@ -1149,7 +1100,7 @@ def _gathered_bytes(check: SanityCheck, learner: Learner) -> int:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #ae0ee094
 def _rehearsed(check: SanityCheck, content: CheckpointContent) -> tuple[str, dict[str, Any]]:
-    """Return the size of `content` in words, and its states as loaded back. RequestError: it cannot be saved."""
+    """Return the size of `content` in words, and its reloaded states."""
     name = check.name
     for key, tensor in (*content.model.items(), *content.task.items()):
         if (layout := str(getattr(tensor, "layout", "torch.strided"))) != "torch.strided":
@@ -1176,7 +1127,7 @@ def _rehearsed(check: SanityCheck, content: CheckpointContent) -> tuple[str, dic
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #b1d826b4
 def try_checkpoint(check: SanityCheck) -> str:
-    """Serialize a checkpoint and load it again. RequestError: it cannot be saved, or the disk is too small."""
+    """Save and load a checkpoint."""
     context, learner = check.execution.context, check.learner
     if not check.config.checkpoint.enabled:
         return "none, as checkpoint.enabled=false says"
@@ -1214,7 +1165,7 @@ STEP_ONLY = ("loss", "step")  # for a sweep of the learning rate
 
 
 def try_part(check: SanityCheck, part: str) -> ContractResult:
-    """Check one part of the contract. Raises only out-of-memory errors and lost ranks."""
+    """Check one part of the contract; raise only out-of-memory errors and lost ranks."""
     began = time.monotonic()
     try:
         return ContractResult(part, detail=PARTS[part](check), seconds=time.monotonic() - began)
@@ -1229,7 +1180,7 @@ def try_part(check: SanityCheck, part: str) -> ContractResult:
 
 # %% ../../../nbs/50_train/08_start/00_sanity_check.ipynb #92d9232f
 def _blamed(check: SanityCheck, part: str, sentence: str) -> RequestError:
-    """Return the error of a failed part: a TaskError unless the settings are wrong."""
+    """Return a failed part's error: TaskError unless settings are wrong."""
     if isinstance(check.error, TaskError) or part in ("evaluation", "prediction"):  # these parts call the task alone
         return TaskError(sentence)
     return (RequestError if isinstance(check.error, RequestError) or check.scene.of_settings else TaskError)(sentence)
@@ -1240,12 +1191,9 @@ def try_contract(
     parts: tuple[str, ...] = tuple(PARTS),
     on_result: Callable[[ContractResult], None] = lambda result: None,
 ) -> None:
-    """Check the parts of a task's contract and undo all changes. RequestError: the first failure.
+    """Check the `parts` of a task's contract, undo all changes, and raise the first failure.
 
-    Args:
-        check: Task with its model and batches; also receives the findings.
-        parts: Names of `PARTS` (default: all).
-        on_result: Function called with each result (default: none).
+    Findings go into `check`, each result to `on_result`.
     """
     context = check.execution.context
     model = context.unwrap(check.model)

@@ -92,7 +92,7 @@ from ...watchdog.time_budget import Budget, describe_budget, reserved_parts
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #2f8ed5aa
 def _opened(given: Any, open_stream: Callable, config: Config, where: str, say: Callable[[str], None]) -> Any:
-    """Return a data set returned by `where`, wrapped if needed; `say` is called with a message on it."""
+    """Return a data set, wrapped if needed; `say` receives a message."""
     data, text = as_dataset(given, where)
     if data is not None and is_stream(data):
         data, text = open_stream(data, config, where)
@@ -120,10 +120,9 @@ def _of_fold(task: Any, config: Config, whole: Any, valid: Any, say: Callable[[s
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #ee918573
 def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda text: None) -> tuple[Any, Any]:
-    """Return the task's data sets, (train, valid), with limits applied to the first; raise RequestError if they are
-    unusable.
+    """Return the data sets (train, valid) within the limits of the settings, or raise RequestError.
 
-    `say` is called with a message for each wrapped one (default: ignored).
+    `say` receives a message for each wrapped one.
     """
     where = f"{type(task).__name__}.datasets"
     with explained(task, "datasets", "when it was called", always=True):
@@ -142,16 +141,9 @@ def read_datasets(task: Any, config: Config, say: Callable[[str], None] = lambda
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #a76235f6
 def check_training(task: Any, model: Any, train: Any, allow_nan: bool = False) -> None:
-    """Check the loss on one training batch without changing the model.
+    """Check the loss of `task` and `model` on the first batch of `train` without changing the model.
 
-    Args:
-        task: the task
-        model: the model
-        train: batches from `train_batches`
-        allow_nan: the batch may hold NaN, which the loss must ignore (default: False)
-
-    Raises:
-        RequestError: NaN in the batch, or an invalid loss
+    With `allow_nan` it may hold NaN, which the loss must ignore. Raise RequestError for NaN or an invalid loss.
     """
     generators = random_state()
     with in_eval_mode(model):
@@ -163,14 +155,10 @@ def check_training(task: Any, model: Any, train: Any, allow_nan: bool = False) -
 def resolve_monitor(
     task: Any, config: Config, names: list[str], before: tuple[str, str] | None = None
 ) -> tuple[str | None, Direction]:
-    """Return the monitored metric and its direction; raise RequestError if it is not computed or its direction is
-    unknown.
+    """Return the monitored metric and its direction, or raise RequestError.
 
-    Args:
-        task: its `metric_modes` give directions of its own metrics
-        config: checkpoint.monitor and checkpoint.mode
-        names: computed metrics; none without validation data
-        before: metric and direction of a resumed run, which are kept (default: a new run)
+    `task` gives directions in `metric_modes`, `config` has checkpoint.monitor and checkpoint.mode, `names` are computed
+    metrics. A resumed run keeps the metric and direction `before`.
     """
     wanted, mode = config.checkpoint.monitor, config.checkpoint.mode
     if not names:
@@ -186,9 +174,8 @@ def resolve_monitor(
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #5eed0d01
 def choose_compile(requested: str | bool, device: str) -> tuple[bool, str]:
-    """Return whether to compile the model, and the reason, empty if the settings decide.
-
-    `requested` is `trainer.compile`, `device` "cuda" or "cpu".
+    """Return whether to compile, by `trainer.compile` (`requested`) and `device`, and the reason unless the settings
+    decide.
     """
     if requested != "auto":
         return bool(requested), ""
@@ -200,14 +187,9 @@ def choose_compile(requested: str | bool, device: str) -> tuple[bool, str]:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #8379be3b
 def try_compile(task: Any, model: Any, train: Any, log: EventLog, allow_nan: bool = False) -> Any:
-    """Return the model compiled and tried on one batch, or uncompiled with a logged message if that fails.
+    """Return `model` compiled and tried on a batch of `train`, or uncompiled with a message in `log`.
 
-    Args:
-        task: the task
-        model: the model
-        train: batches from `train_batches`
-        log: event log
-        allow_nan: the batch may hold NaN (default: False)
+    `task` computes the loss; with `allow_nan` the batch may hold NaN.
     """
     import torch
 
@@ -224,10 +206,7 @@ def try_compile(task: Any, model: Any, train: Any, log: EventLog, allow_nan: boo
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #267754b3
 def data_fingerprints(config: Config, train: Any, valid: Any) -> dict[str, Any]:
-    """Return the fingerprints that identify the data at a resume, None for a missing data set.
-
-    Raise RequestError if a data set has fewer samples than its length.
-    """
+    """Return the fingerprints of the data for a resume; raise RequestError if data are shorter than their length."""
     c = config.dataloader
     workers = bool(c.most_workers) if c.num_workers == "auto" else c.num_workers != 0
     fingerprints: dict[str, Any] = {}
@@ -246,7 +225,7 @@ def _monitor_before(run_dir: Path) -> tuple[str, str] | None:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #0bfcdfca
 def _optimizer_of(task: Any, config: Config, model: Any, later: Sequence[str], held: TaskModules | None) -> Any:
-    """Return the task's optimizer, checked, or that of the settings, with the parameters `held` by the task."""
+    """Return the task's checked optimizer, or one of the settings."""
     with learning(model, later):
         own = task.optimizer(model, config) if provides(task, "optimizer") else None
         if own is not None:
@@ -285,7 +264,7 @@ def make_learner(  # noqa: PLR0913  what a learner is made of; the last two have
         model: prepared by `context.prepare`
         steps: optimizer steps of the run; None: a check, without scheduler
         later: parameters that on_epoch will unfreeze; the optimizer has them from the start
-        held: modules of the task beside the model, with parameters for the optimizer (default: none)
+        held: modules of the task beside the model
     """
     optimizer = _optimizer_of(task, config, context.unwrap(model), later, held)
     if config.trainer.gradient_clip_val is not None:
@@ -314,15 +293,9 @@ def _origins(scalers: list[Any], batch: Any) -> list[Any]:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #2b37be1f
 def fit_scalers(model: Any, train: Any, context: RunContext) -> None:
-    """Set mean and deviation of each `Scaler` in a model to those of the training samples, the same on all ranks.
+    """Set each `Scaler` in a model to mean and deviation of the samples in `train`, of which each rank reads a share.
 
-    Args:
-        model: on its device, not compiled
-        train: batches from `train_batches`; each rank reads its share
-        context: context of the ranks
-
-    Raises:
-        RequestError: a scaler does not fit the batches
+    The model is on its device, not compiled. Raise RequestError if a scaler does not fit.
     """
     import torch
 
@@ -357,7 +330,7 @@ _OWN = (
 
 
 def check_alike(config: Config, context: RunContext) -> None:
-    """Raise RequestError on all ranks if their settings differ and must not."""
+    """Raise RequestError on all ranks if their settings differ."""
     plain = to_dict(config)
     blocks = {name: plain[name] if isinstance(plain[name], dict) else {"": plain[name]} for name in _ALIKE}
     keys = {f"{name}.{key}".rstrip("."): value for name, block in blocks.items() for key, value in block.items()}
@@ -374,14 +347,14 @@ def check_alike(config: Config, context: RunContext) -> None:
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #11f888e6
 @dataclass(frozen=True)
 class Watch:
-    """Callbacks of the preparation: for the task's model before it is moved, and for the result of each part."""
+    """Callbacks for the model before it is moved, and for each part's result."""
 
     model: Callable[[Any], None] = lambda model: None
     result: Callable[[ContractResult], None] = lambda result: None
 
 
 def metric_names(check: SanityCheck) -> list[str]:
-    """Return the metrics to expect, with the monitored one if `metrics_all` could not be tried."""
+    """Return the expected metrics, with the monitored one if `metrics_all` was untried."""
     monitor = check.config.checkpoint.monitor
     names = list(check.metrics)
     wanted = monitor if monitor.startswith("val_") else f"val_{monitor}"
@@ -390,12 +363,9 @@ def metric_names(check: SanityCheck) -> list[str]:
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #c040a544
 @contextlib.contextmanager
 def reported(part: str, scene: Scene, tell: Callable[[ContractResult], None]) -> Iterator[list[str]]:
-    """Report the result of a part of the contract in this block; a failure is reported and raised again.
+    """Pass the result of a part to `tell`; a failure is reported and raised again.
 
-    Args:
-        part: name of the part
-        scene: called method of the task, for the message
-        tell: receives the result; items appended to the yielded list become its detail
+    `scene` has the called method. Items appended to the yielded list become the result's detail.
     """
     began, notes = time.monotonic(), list[str]()
     try:
@@ -409,7 +379,7 @@ def reported(part: str, scene: Scene, tell: Callable[[ContractResult], None]) ->
 
 
 def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
-    """Raise RequestError if `valid` is empty, or `train` or `valid` have NaN unless `allow_nan`."""
+    """Raise RequestError for empty `valid`, or NaN unless `allow_nan`."""
     if valid is not None and dataset_length(valid, "validation") == 0:
         raise TaskError("The validation data set has no samples. Return None instead for a run without validation.")
     for dataset, name in ((train, "training"), (valid, "validation")):
@@ -418,7 +388,7 @@ def check_datasets(train: Any, valid: Any, allow_nan: bool) -> None:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #006c3102
 def into_train_mode(task: Any, model: Any) -> str | None:
-    """Put a new model into train mode; return a message on its modules in eval mode, or None."""
+    """Put a model into train mode; return a message on modules in eval mode."""
     names = left_mode(model)
     if not names:
         return None
@@ -458,7 +428,7 @@ def _read_data(
 
 
 def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -> tuple[Any, FrozenBase | None]:
-    """Return the task's model on its device, before DDP, and the frozen weights that its checkpoints omit."""
+    """Return the model on its device, and the omitted frozen weights."""
     with reported("model", Scene(task, "model", "when it was made"), watch.result) as notes:
         model = make_model(task, config)
         watch.model(model)
@@ -472,10 +442,7 @@ def _moved_model(task: Any, config: Config, context: RunContext, watch: Watch) -
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #f37c4815
 def reading_before(readings: Any, name: str, most: int) -> tuple[Reading | None, str]:
-    """Return the earlier reading of the data `name` from `readings` of environment.json, and a message on it.
-
-    Return None and the reason if it is not valid with at most `most` workers; the message is empty if there is none.
-    """
+    """Return the earlier reading of `name` from environment.json if valid for `most` workers, and a message on it."""
     earlier = readings.get(name) if isinstance(readings, dict) else None
     if not isinstance(earlier, dict):
         return None, ""
@@ -489,13 +456,8 @@ def reading_before(readings: Any, name: str, most: int) -> tuple[Reading | None,
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #7c1f0b02
 def keep_reading(loaded: dict[str, LoadedBatches], context: RunContext, log: EventLog, run_dir: Path) -> None:
-    """Let readers use the earlier choices of this run, log new ones, and save them; all ranks call it.
-
-    Args:
-        loaded: reader of each data set, by name
-        context: this rank
-        log: event log
-        run_dir: folder of the run, with environment.json
+    """Let the readers `loaded` use this run's earlier choices, write new ones to `log` and `run_dir`; all ranks of
+    `context` call it.
     """
     readings = context.broadcast(read_environment(run_dir).get("reading") if context.is_main else None)
     told: set[str] = set()
@@ -532,15 +494,15 @@ def prepare(
     training_only: bool = False,
     watch: Watch = Watch(),
 ) -> TrainState:
-    """Return data, model and optimizer, checked, at step 0; raise RequestError if the request is invalid.
+    """Return checked data, model and optimizer at step 0, or raise RequestError.
 
     Args:
         task: the task
         config: settings
         execution: devices, folder and time budget
         log: event log
-        training_only: without validation, predictions, averages and scheduler, as for a range test (default: False)
-        watch: callbacks for the model and the results of the contract test (default: none)
+        training_only: no validation, predictions, averages or scheduler, as for a range test
+        watch: callbacks for the model and the contract's results
     """
     import torch
 
@@ -659,9 +621,8 @@ def _reasons(s: TrainState, known: dict[str, Any]) -> dict[str, str]:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #b3e6f360
 def device_gib(device: Any, known: dict[str, Any], count: int = 1) -> float | None:
-    """Return the memory of the smallest of the run's `count` GPUs in GiB, None on a CPU.
-
-    The driver's value in environment.json, `known`, is used if present, else torch's for `device`.
+    """Return the memory in GiB of the smallest of `count` GPUs, by the driver's value in `known` or torch's; None on a
+    CPU.
     """
     if device.type != "cuda":
         return None
@@ -757,13 +718,7 @@ def _print_rank(context: RunContext) -> None:
 
 # %% ../../../nbs/50_train/08_start/01_setup.ipynb #55caed35
 def write_start(s: TrainState, resume: bool, notes: list[str]) -> None:
-    """Write the decisions to the log and environment.json, and a `restart` event for a resumed run.
-
-    Args:
-        s: the run, prepared and restored
-        resume: the run was resumed
-        notes: messages on differences
-    """
+    """Write the decisions and `notes` to log and environment.json, and a `restart` event if `resume`."""
     p = s.progress
     if s.context.world_size > 1:
         _print_rank(s.context)
