@@ -56,7 +56,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class ComputedOrder:
-    """Order of `samples` indices, up to 2⁶², computed on demand: a permutation by `key`; None: ascending from `first`."""
+    """Order of `samples` indices, up to 2⁶², computed on demand: permuted by `key`, or ascending from `first`."""
 
     samples: int
     key: int | None

@@ -47,7 +47,7 @@ def find_all(runs: Sequence) -> list[Run]:
 
 # %% ../../nbs/82_pages/02_comparison.ipynb #695528d1
 def panels_of(histories: Sequence[History], metric: str | Sequence[str] | None) -> list[str]:
-    """Return the curves to draw: fields of LOGGED, or metrics, with or without "val_"; None: loss and monitored ones."""
+    """Return the curves to draw: fields of LOGGED or metrics, with or without "val_"; None: loss and monitored."""
     metrics = list(dict.fromkeys(n for h in histories for e in h.of_type("eval") for n in e["metrics"]))
     if metric is None:
         watched = list(dict.fromkeys(h.monitor for h in histories if h.monitor in metrics))[:3]

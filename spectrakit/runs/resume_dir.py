@@ -65,7 +65,7 @@ def _lines_to_keep(plan: ResumePlan) -> list[tuple[bytes, dict]]:
 
 
 def _other_checkpoints(plan: ResumePlan, lines: list[tuple[bytes, dict]]) -> tuple[str, list[Path]]:
-    """Return the name of the best one or '', and checkpoints to copy: best, last two bests in the log, averaged ones."""
+    """Return the name of the best one or '', and those to copy: best, last two bests of the log, averaged ones."""
     if plan.run is None:
         return "", []
     kept = checkpoints(plan.run / "checkpoints")
