@@ -527,7 +527,6 @@ LONG_CELLS = {
     ("50_train/11_parts/12_checkpointing", "Saving"): "a part: a short method for each moment",
     ("50_train/01_part", "Part"): "a table: a line for each moment of a run",
     ("05_config/01_schema", "DistributedConfig"): "a table of settings",
-    ("05_config/01_schema", "SearchConfig"): "a table of settings",
     (
         "40_forecast/05_run_forecast",
         "Forecast",

@@ -598,9 +598,6 @@ class FoldsConfig:
     repeats: int = setting(1, "number of divisions into folds, each drawn anew", minimum=1)
     seeds: int = setting(1, "number of runs per fold with different seeds; their predictions are averaged", minimum=1)
     parallel: Any = setting("auto", "folds trained at the same time; auto: one per GPU", **_COUNT_FROM_1)
-    calibrate: Any = setting(
-        "auto", "measure first if a fold per GPU is faster; auto: with several GPUs and half an hour", **_FLAG
-    )
     pseudo: str | None = setting(
         None, "pseudo-labels: folder of a cross-validation; each fold also learns its test predictions", check=_folder
     )
@@ -652,9 +649,6 @@ class SearchConfig:
     )
     folds: int = setting(1, "number of folds per trial; 1: use the validation data", minimum=1)
     parallel: Any = setting("auto", "number of trials at the same time; auto: one per GPU", **_COUNT_FROM_1)
-    calibrate: Any = setting(
-        "auto", "measure first if a trial per GPU is faster; auto: with several GPUs and half an hour", **_FLAG
-    )
     keep: int = setting(1, "number of best trials that keep their checkpoints", minimum=1)
     final_share: float = setting(
         0.0, "share of the time for a final run with the best settings; 0: no final run", minimum=0, maximum=0.9

@@ -27,7 +27,7 @@ _FREE = {
     *(f"trainer.{name}" for name in ("log_every_n_steps", "log_min_seconds", "log_max_seconds", "accelerator")),
     *(f"trainer.{name}" for name in ("compile", "cuda_graphs", "float32_matmul", "channels_last")),
     *("training.gradient_checkpointing", "training.average"),
-    *(f"folds.{name}" for name in ("file", "parallel", "calibrate", "predict_train")),
+    *(f"folds.{name}" for name in ("file", "parallel", "predict_train")),
 }
 _BOUND = {"distributed.mixed_precision", "distributed.sync_batchnorm", "checkpoint.monitor", "checkpoint.mode"}
 

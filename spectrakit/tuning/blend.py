@@ -112,10 +112,7 @@ def _tests_in(
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #7664d1d1
 def source_of(given: CrossValidation | Path | str, trust: bool = False) -> Source:
-    """Read a completed cross-validation as a source of a blend; `trust` permits one made elsewhere.
-
-    Raise RequestError if it is incomplete, broken or untrusted.
-    """
+    """Read a completed cross-validation; `trust` permits one made elsewhere. RequestError if it cannot be blended."""
     if not isinstance(given, (CrossValidation, str, Path)):
         raise RequestError(
             f"A blend takes cross-validations, not {type(given).__name__}. Pass the result of sk.cross_validate, "
@@ -188,7 +185,7 @@ def check_together(sources: Sequence[Source]) -> None:
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #25354c42
 def _common_rows(sources: Sequence[Source], ids: Sequence[dict[str, Any]], which: str) -> list[np.ndarray] | None:
-    """Return the rows of each source with common ids, in the order of the first; None without any."""
+    """Return each source's rows with common ids, in the first one's order; None without any."""
     rows = [np.arange(len(next(iter(ids[0].values()))))]
     for source, other in zip(sources[1:], ids[1:], strict=True):
         try:
@@ -216,7 +213,7 @@ def _at(arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray
 
 
 def _training_joined(sources: Sequence[Source]) -> tuple[list[Source], np.ndarray, list[str]]:
-    """Return the sources reduced to common training samples, their rows in the first, and notes."""
+    """Return the sources cut to common training samples, their rows in the first, and notes."""
     ids = [each.ids for each in sources]
     rows = _common_rows(sources, ids, "training samples") if all(ids) else None
     if rows is None:  # without ids, targets and folds prove the order
@@ -234,7 +231,7 @@ def _training_joined(sources: Sequence[Source]) -> tuple[list[Source], np.ndarra
 
 # %% ../../nbs/80_tuning/04_blend.ipynb #6ef97408
 def _check_order(first: Source, other: Source) -> list[str]:
-    """Return a note if the order of test rows is unproven. Raise RequestError if it probably differs."""
+    """Return a note if the order of test rows is unproven; refuse one that probably differs."""
     if not first.test_data or not other.test_data or not (first.test_data["content"] and other.test_data["content"]):
         return ["the test samples have no ids, and are matched by order"]
     if change := fingerprint_change(first.test_data, other.test_data):
@@ -247,7 +244,7 @@ def _check_order(first: Source, other: Source) -> list[str]:
 
 
 def _tests_joined(sources: Sequence[Source]) -> tuple[list[Source], list[str], list[str]]:
-    """Return the sources reduced to common test samples, notes about the rest and about the order."""
+    """Return the sources cut to common test samples, and notes on the rest and on the order."""
     ids = [each.test_ids for each in sources]
     if any(each.test is None for each in sources):
         return list(sources), [], []
@@ -282,16 +279,16 @@ class Blend:
     """Weights of several models, and the score of their blend.
 
     Attributes:
-        names: Names of the cross-validations.
-        weights: Weight of each model.
+        names: Cross-validations.
+        weights: Weight of each.
         method: "greedy", "non_negative" or "ridge".
         metric: Name of the metric.
         score: Nested score: each fold is predicted with weights learned on the others.
-        in_sample: Score on the samples that the final weights were learned from; too good.
+        in_sample: Score on the samples that the weights were learned from; too good.
         singles: Score of each model.
         tried: Nested score of each method.
-        values: Nested blend of the training samples [samples, …]; a dict if `predict` returns a mapping.
-        test: Blend of the test predictions in the same form, or None.
+        values: Nested blend [samples, …] of the training samples; a dict if `predict` returns one.
+        test: Blend of the test predictions, or None.
         offset: Constant added to the weighted sum.
         left_out: Sentence about samples left out.
         ids: Test ids by name.
@@ -531,17 +528,17 @@ def blend(
     """Learn the weights of several cross-validations, and blend their test predictions.
 
     Args:
-        *given: Two or more results of `cross_validate` with the same folds, or their folders, also as a list.
+        *given: Two or more results of `cross_validate` with the same folds, or their folders.
         method: "greedy", "non_negative", "ridge", or "auto" for the best nested score (default "auto").
-        metric: "rmse", "mse", "mae", "log_loss", "accuracy", "auc", or a function of predictions and targets (default:
-            accuracy for classes, else rmse).
+        metric: "rmse", "mse", "mae", "log_loss", "accuracy", "auc", or a function of predictions and targets
+            (default: accuracy for classes, else rmse).
         mode: "min" or "max", for a metric function.
         task: Task object or name that writes `predict`.
-        predict: CSV file for the blended test predictions; holds the plain mean until the weights are learned.
+        predict: CSV file for the blended test predictions; the plain mean until the weights are learned.
         trust: Permit cross-validations made elsewhere (default False).
 
     Returns:
-        The weights, the scores, and the blended predictions.
+        Weights, scores and blended predictions.
 
     Raises:
         RequestError: If the cross-validations are incompatible, or an argument is invalid.

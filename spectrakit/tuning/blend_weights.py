@@ -96,7 +96,7 @@ _BLOCK = 2**16  # rows converted to double precision at a time
 
 
 def products_of(x: np.ndarray, y: np.ndarray, shift: np.ndarray | float = 0.0) -> Products:
-    """Return the sums of predictions `x [models, numbers]` and targets `y [numbers]`, both minus `shift`."""
+    """Return the sums for predictions `x [models, numbers]` and targets `y [numbers]`, both minus `shift`."""
     xx, xy, yy, shift = np.zeros((len(x), len(x))), np.zeros(len(x)), 0.0, np.broadcast_to(shift, y.shape)
     for first in range(0, x.shape[1], _BLOCK):
         block = slice(first, first + _BLOCK)
@@ -112,7 +112,7 @@ _ROUNDS = 100  # maximum number of additions
 
 
 def greedy(parts: Sequence[Products], rounds: int = _ROUNDS) -> np.ndarray:
-    """Return weights [models] by greedy selection with replacement, in at most `rounds` additions."""
+    """Return weights [models] by greedy selection with replacement."""
     whole = sum(parts[1:], parts[0])
     counts, best = np.zeros(len(whole.xy)), np.inf
     for size in range(1, rounds + 1):
@@ -155,7 +155,7 @@ def _ridge(part: Products, strength: float) -> np.ndarray:
 
 
 def ridge(parts: Sequence[Products]) -> np.ndarray:
-    """Return weights [models] by ridge regression, with the best strength on left-out folds."""
+    """Return weights [models] by ridge regression, its strength chosen on left-out folds."""
     if len(parts) < 2:
         return _ridge(parts[0], 1e-2)
     without = [
@@ -180,14 +180,10 @@ _SAMPLES = 20_000  # maximum number of samples for repeated scoring
 
 
 def greedy_by_score(x: np.ndarray, y: np.ndarray, score: Score, sign: float, rounds: int = 30) -> np.ndarray:
-    """Return weights [models] by greedy selection with `score`.
+    """Return weights [models] by greedy selection for predictions `x` [models, samples, …] and targets `y` [samples,
+    …].
 
-    Args:
-        x: Predictions [models, samples, …].
-        y: Targets [samples, …].
-        score: Function of predictions and targets.
-        sign: 1.0 to maximize the score, -1.0 to minimize it.
-        rounds: Maximum number of additions.
+    `score` is a function of both, `sign` 1.0 to maximize it or -1.0, `rounds` the most additions.
     """
     step = max(1, len(y) // _SAMPLES)
     x, y = x[:, ::step], y[::step]
@@ -230,10 +226,7 @@ def as_shares(p: np.ndarray, shares: str) -> np.ndarray:
 
 
 def shares_of(x: np.ndarray, y: np.ndarray, metric: object = None) -> str:
-    """Return the kind of probabilities in `x [models, samples, …]` for `y`: "rows", "each", or "" for none.
-
-    The `metric` "log_loss" implies probabilities.
-    """
+    """Return the kind of probabilities in `x [models, samples, …]`: "rows", "each", or "" for none."""
     classes = are_classes(x[0], y)
     sums_to_one = x.ndim > 2 and x.shape[-1] > 1 and bool(np.allclose(x.sum(axis=-1), 1, atol=1e-3))
     if not classes and sums_to_one:
@@ -311,16 +304,10 @@ def _learned(held: HeldOut, method: str, metric: str | Score, mode: str) -> tupl
 
 
 def fit_weights(held: HeldOut, method: str, metric: str | Score, mode: str) -> Fitted:
-    """Learn weights, and compute their nested score.
+    """Learn weights by `method` from `held`, and compute their nested score by `metric`, a name or a function with
+    `mode`.
 
-    Args:
-        held: Out-of-fold predictions.
-        method: A name in `METHODS`.
-        metric: A name in `SCORES`, or a function of predictions and targets.
-        mode: "min" or "max".
-
-    Raises:
-        RequestError: If there is only one fold.
+    Raise RequestError if there is only one fold.
     """
     if len(held.folds) < 2:
         raise RequestError("All samples were held out in one fold. A nested score needs two folds or more.")

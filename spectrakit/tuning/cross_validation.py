@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['FOLDS', 'FACTS', 'CrossValidation', 'cv_facts', 'run_name', 'kept_runs', 'kept_seconds', 'runs_facts', 'summary_of',
-           'table_rows', 'scatter', 'copied', 'folds_in_all', 'folder_of', 'plan_text', 'Folding', 'measured_s',
-           'averaged', 'cross_validate', 'open_cross_validation']
+           'table_rows', 'scatter', 'folds_in_all', 'folder_of', 'plan_text', 'Folding', 'measured_s', 'averaged',
+           'cross_validate', 'open_cross_validation']
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #7c251b88
 import contextlib
 import json
 import math
-import shutil
 import signal
 import statistics
 import sys
@@ -19,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -44,7 +43,7 @@ from ..prediction.holdout import divides_itself
 from ..prediction.prediction_arrays import Predicted, ids_in, lengths_of
 from ..prediction.submission_file import SubmissionState, read_record
 from ..runs.log_reader import newest_first
-from ..runs.run_dir import GROUP_ORIGIN, Busy, check_entries, claiming, is_locked, locked
+from ..runs.run_dir import Busy, check_entries, claiming, is_locked, locked
 from ..runs.run_groups import DONE, check_sources
 from ..system.array_archive import array_facts, read_arrays, save_arrays
 from ..system.errors import RequestError
@@ -53,10 +52,9 @@ from ..system.platforms.detect import detect
 from ..system.signals import hears_hang_up, interrupt_says, interrupts, stop_key
 from ..system.tables import html_table, matrix_text
 from ..task.task import provides
-from .parallel_runs import ManyRuns, Places, at_place, place_threads, plan_places
+from .parallel_runs import Places, at_place, place_threads, plan_places
 from spectrakit.tuning.trial import (
     DIVISION,
-    SETTINGS,
     ManyFolders,
     TrialResult,
     explaining_move,
@@ -81,14 +79,13 @@ class CrossValidation:
         trials: A result per run, by fold, then by seed.
         folds: Division of the samples; None if the task divides them without `fold_rows`.
         score: Metric over all held-out samples, predicted by the mean over seeds and repeats.
-        values: Out-of-fold predictions [samples, …] in training order, NaN where missing; a dict if `predict` returns
-            one.
+        values: Out-of-fold predictions [samples, …], NaN where missing; a dict if `predict` returns one.
         targets: Targets [samples, …] in the same order.
         test: Test predictions by name, averaged over folds.
         single_scores: Score of each seed of each repeat, if there are several.
         score_missing: Reason for a missing score.
         ids: Sample ids by name.
-        test_missing: Test outputs without a mean, such as lists of boxes, and why.
+        test_missing: Test outputs without a mean, and why.
         trusted: Whether a blend may use folds made elsewhere.
     """
 
@@ -207,7 +204,7 @@ def _label(place: int, trial: TrialResult) -> str:
 
 
 def table_rows(cv: CrossValidation) -> list[tuple[str, str, str, str]]:
-    """Return fold, value, time and status of each run, then the summary rows."""
+    """Return fold, value, time and status of each run, and summary rows."""
 
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.5g}"
@@ -244,9 +241,8 @@ def _html(cv: CrossValidation) -> str:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #180f9a04
 def scatter(folds: Folds, parts: Mapping[int, dict[str, np.ndarray]], name: str) -> np.ndarray:
-    """Return column `name` of all folds in sample order: mean over repeats, NaN for samples never held out.
-
-    `parts` has the arrays by fold. Raise RequestError if a fold has other rows than `folds` holds out.
+    """Return column `name` of the arrays in `parts` (by fold) in sample order: mean over repeats, NaN if never held
+    out.
     """
     first = next(iter(parts.values()))[name]
     total = np.zeros((folds.samples, *first.shape[1:]), dtype=np.result_type(first.dtype, np.float32))
@@ -382,29 +378,6 @@ def _whole_score(metric: str, task: Any, trials: Sequence[TrialResult], joined: 
     score = _score_by_task(metric, task, joined)
     return _mean_score(trials, joined["sizes"]) if score is None else score
 
-# %% ../../nbs/80_tuning/02_cross_validation.ipynb #95320967
-def copied(path: Path, to: Path, trust: bool = False) -> Path:
-    """Copy a cross-validation to the folder `to`, without checkpoints of finished folds.
-
-    `trust` includes runs made elsewhere.
-    """
-    for name in (SETTINGS, FOLDS, FACTS, GROUP_ORIGIN):
-        if (path / name).is_file() and is_inside(path, path / name):
-            shutil.copyfile(path / name, to / name)
-    for folder in sorted(path.glob("fold-*")):
-        run = resumable_run(folder, trust)
-        if run is None:
-            continue
-        check_entries(run.path)
-        target = to / folder.name / run.path.name
-        if run.status not in DONE:
-            shutil.copytree(run.path, target)
-            continue
-        target.mkdir(mode=0o700, parents=True)
-        for file in filter(Path.is_file, run.path.iterdir()):
-            shutil.copyfile(file, target / file.name)
-    return to
-
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #ec98f213
 def folds_in_all(config: Config, own_division: bool) -> int:
     """Return the number of folds with repeats; `own_division` if the task divides its samples."""
@@ -425,14 +398,8 @@ def _config_of(config: Config, path: Path, fold: int, seed: int, own_division: b
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3d950c6b
 def plan_text(total: int, todo: int, each_s: float, places: int, left_s: float | None) -> str:
-    """Return a sentence about the remaining folds: number, time, and whether they fit.
-
-    Args:
-        total: Number of folds.
-        todo: Number of folds left.
-        each_s: Seconds per fold.
-        places: Folds at a time.
-        left_s: Seconds left; None without a limit.
+    """Return a sentence on the time for `todo` of `total` folds of `each_s` seconds, `places` at a time, with `left_s`
+    left.
     """
     needed_s = math.ceil(todo / places) * each_s
     which = f"{total} folds" if todo == total else f"{todo} of {total} folds left"
@@ -564,7 +531,7 @@ def _store(f: Folding, number: int, result: TrialResult) -> None:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #7a92f4f7
 def _store_or_stop(f: Folding, number: int, result_of_run: Callable[[], TrialResult]) -> None:
-    """Store a result. Without time left, start no more runs; raise NoTimeLeft if nothing was made."""
+    """Store a result. Without time left, start no more runs."""
     try:
         _store(f, number, result_of_run())
     except NoTimeLeft as late:
@@ -612,7 +579,7 @@ def _keep_facts(f: Folding, **facts: Any) -> None:
 def _fall_back(f: Folding) -> None:
     assert f.fallback is not None
     f.places, f.fallback = f.fallback, None
-    _keep_facts(f, fallback=f.falls_back, processes=None)
+    _keep_facts(f, fallback=f.falls_back)
     f.say(f"{f.places.reason} ({f.falls_back}); the batch size is unchanged")
 
 
@@ -709,11 +676,10 @@ def _begin(task: Any, config: Config, path: Path, own_division: bool, show: bool
     if request.place is not None:
         return f  # started by an external launcher together with other ranks
     settings = _config_of(config, path, 0, 0, own_division)
-    many = ManyRuns(settings, config.folds.parallel, config.folds.calibrate, "folds", f.total)
-    plan = plan_places(task, request, many, facts, f.left_s, f.say)
-    f = replace(f, places=plan.places, fallback=plan.fallback)
-    choice = None if plan.choice is None else asdict(plan.choice)
-    _keep_facts(f, fallback=facts.get("fallback") or "", processes=choice, total=f.total)
+    failed = facts.get("fallback") or ""
+    places, fallback = plan_places(settings, request.platform, config.folds.parallel, "folds", failed)
+    f = replace(f, places=places, fallback=fallback)
+    _keep_facts(f, fallback=failed, total=f.total)
     return f
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #cfbd00d3
@@ -805,7 +771,7 @@ def _single_scores(s: _Scoring) -> list[float | None]:
 
 
 def _averaged_score(s: _Scoring, limit_s: float) -> float | None:
-    """Return the score of the mean over seeds and repeats. Raise RequestError if it cannot be computed."""
+    """Return the score of the mean over seeds and repeats."""
     parts, facts = s.parts, s.facts(s.parts)
     if (values := facts["predictions"]) is None:
         return None
@@ -852,10 +818,7 @@ def _scores(s: _Scoring, limit_s: float) -> tuple[float | None, tuple[float, ...
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #3cf3d066
 def _held_out(f: Folding, folds: Folds | None, files: Mapping[int, Path], lists: frozenset[str]) -> tuple[dict, dict]:
-    """Return the predictions by fold, and all columns in sample order, which are saved.
-
-    Both are empty if the folds cannot be combined.
-    """
+    """Return the predictions by fold, and all columns in sample order, which are saved; both empty on failure."""
     try:
         parts = averaged(
             files, f.config.folds.seeds, _task_object(f.task, next(iter(f.made.values())).run) if files else None
@@ -923,7 +886,7 @@ def _gather(f: Folding, status: str) -> CrossValidation:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #29a6bcba
 def _finish_table(f: Folding) -> None:
-    """Predict with the first run's checkpoint if no run is done; otherwise tell the state of the submission."""
+    """Predict with the first run's checkpoint if no run is done; else tell the submission's state."""
     assert f.table is not None
     first = f.made.get(0)
     if not any(trial.done for trial in f.made.values()) and first is not None and first.checkpoint is not None:
@@ -953,7 +916,7 @@ def _open_and_lock(
     writes = place is None or place.rank == 0
     check = _check_free if writes else lambda folder: None
     with claiming(Path(config.run.dir)):
-        path = open_folder(config, label, ManyFolders("cv", partial(copied, trust=trust), check, trust), resume)
+        path = open_folder(config, label, ManyFolders("cv", check, trust), resume)
         if writes:
             held.enter_context(locked(path))
             check_entries(path)
@@ -995,12 +958,12 @@ def cross_validate(  # noqa: PLR0913  what the folds are begun with; all but the
         folds: Number of folds (default: `folds.count`, 5).
         resume: "auto" or the folder of an unfinished cross-validation (default: start anew).
         predict: CSV file for the mean test predictions, updated after each fold (default: none).
-        show: Print a line per fold and a forecast of the time (default: True).
-        trust: Accept finished folds made elsewhere, such as in an attached output (default: False).
+        show: Show folds and remaining time (default True).
+        trust: Accept finished folds made elsewhere, such as in an attached output (default False).
         on_error: "return" or "raise" if a fold fails (default: "raise" in a batch run without `predict`).
 
     Returns:
-        The scores, the out-of-fold predictions and the mean test predictions.
+        Scores, out-of-fold predictions and mean test predictions.
 
     Raises:
         RequestError: If the task or a setting is invalid, before any training.
@@ -1054,9 +1017,9 @@ def _arrays_in(path: Path, name: str) -> dict[str, Any]:
 
 # %% ../../nbs/80_tuning/02_cross_validation.ipynb #16cb64b1
 def open_cross_validation(path: Path | str, trust: bool = False) -> CrossValidation:
-    """Return the cross-validation in the folder `path`, even if unfinished. Its code is not executed.
+    """Return the cross-validation in the folder `path`, even if unfinished, without executing its code.
 
-    `trust` permits a blend to use runs made elsewhere. Raise RequestError if `path` is no cross-validation.
+    `trust` permits a blend to use runs made elsewhere. Raise RequestError if `path` is none.
     """
     folder = checked_path(path, "The folder of a cross-validation")
     facts = cv_facts(folder)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Point', 'Fall', 'measure_fall', 'half_way', 'steepest_place', 'Valley', 'find_valley', 'rounded', 'why_no_rate',
-           'interpret_sweep', 'FoundLr', 'next_step', 'summary', 'plot_sweep', 'headline', 'checked_sweep',
+           'interpret_sweep', 'FoundLr', 'next_step', 'summary', 'sweep_panel', 'headline', 'checked_sweep',
            'last_attempt', 'read_details', 'read_sweep', 'find_lr']
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #ef12759d
@@ -31,7 +31,8 @@ from ..system.files import read_end
 from ..system.secret_masking import masked
 from ..system.signals import ends_softly
 from ..view.picture import Picture
-from ..view.plots import GRID, INK, TRAIN, VALID
+from ..view.plots import TRAIN, VALID
+from ..view.svg import Line, Panel
 from ..watchdog.time_budget import check_time
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #132255ed
@@ -53,7 +54,7 @@ class Fall(NamedTuple):
 
 
 def measure_fall(points: list[Point], steps: int) -> Fall:
-    """Return the fall of `points` (at least MIN_LOSSES) in a sweep of `steps` rates."""
+    """Return the fall of `points` in a sweep of `steps` rates."""
     first = [p.loss for p in points[: max(MIN_LOSSES, steps // 5)]]
     level = sum(first) / len(first)
     spread = math.sqrt(sum((x - level) ** 2 for x in first) / (len(first) - 1))
@@ -91,7 +92,7 @@ class Valley:
 
 
 def find_valley(points: list[Point], steps: int) -> Valley | None:
-    """Return the fall of a sweep; None if the losses do not fall by more than noise."""
+    """Return the fall of a sweep; None if it may be noise."""
     if len(points) < MIN_LOSSES:
         return None
     fall, averages = measure_fall(points, steps), [p.smoothed for p in points]
@@ -109,13 +110,8 @@ def rounded(rate: float) -> float:
 
 
 def why_no_rate(points: list[Point], sweep: Sweep, why: str, reason: str) -> str:
-    """Return why a sweep without a valley suggests no rate, and the next attempt.
-
-    Args:
-        points: Measured points.
-        sweep: Planned sweep.
-        why: End of the sweep: "end", "risen", "not finite", "stop", "time" or "error".
-        reason: The same as a sentence.
+    """Return why the `points` of `sweep` have no valley, and the next attempt; `why` it ended, with the `reason` in
+    words.
     """
     lower, higher = f"try lowest={rounded(sweep.lowest / 1000):g}", f"try highest={rounded(sweep.highest * 100):g}"
     stopped = why in ("stop", "time")
@@ -145,9 +141,8 @@ def why_no_rate(points: list[Point], sweep: Sweep, why: str, reason: str) -> str
 def interpret_sweep(
     points: list[Point], sweep: Sweep, why: str, reason: str
 ) -> tuple[float | None, Valley | None, str]:
-    """Return rate, valley and note; None, None and the reason without a suggestion.
-
-    `points`, `sweep`, `why` and `reason` are as in `why_no_rate`.
+    """Return rate, valley and note, or None, None and the reason; `points`, `sweep`, `why`, `reason` as in
+    `why_no_rate`.
     """
     valley = find_valley(points, sweep.steps) if why != "error" else None
     if valley is None:
@@ -171,10 +166,10 @@ class FoundLr:
         suggestion: Suggested learning rate, or None.
         steepest: Rate at which the loss fell fastest.
         lowest_loss: Rate with the lowest loss; too high for training.
-        reason: Reason for a missing suggestion, or a note.
+        reason: Why there is no suggestion, or a note.
         status: "completed", "interrupted", "out_of_time" or "failed".
         points: Measured points.
-        facts: Conditions of the test: task, device, effective_batch_size, …
+        facts: Task, device, effective_batch_size, …
         details: Traceback of a failed task.
     """
 
@@ -200,7 +195,7 @@ class FoundLr:
 
     def plot(self) -> Picture:
         """Return a picture of the losses over the learning rate."""
-        return Picture(plot_sweep(self))
+        return Picture(panels=[sweep_panel(self)])
 
     def _repr_png_(self) -> bytes:
         return self.plot()._repr_png_()
@@ -226,7 +221,7 @@ def next_step(found: FoundLr) -> str:
 
 
 def summary(found: FoundLr) -> str:
-    """Return the suggested, steepest and lowest rate, the note and the next step."""
+    """Return rates, note and next step."""
     following = f"\nnext: {found.next}" if found.next else ""
     if found.suggestion is None:
         return f"no learning rate suggested: {found.reason}{following}"
@@ -234,41 +229,26 @@ def summary(found: FoundLr) -> str:
     note = f"\nnote: {found.reason}" if found.reason else ""
     return f"learning rate {found.suggestion:g} ({others}){note}{following}"
 
-# %% ../../nbs/80_tuning/05_lr_finder.ipynb #c9f651c8
-def _mark_suggestion(ax: Any, suggestion: float, points: tuple[Point, ...]) -> None:
-    near = min(points, key=lambda p: abs(math.log(p.lr) - math.log(suggestion)))
-    ax.axvline(suggestion, color=VALID, linewidth=1.2, linestyle="--", label=f"suggestion {suggestion:g}")
-    ring = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.3}
-    ax.plot([suggestion], [near.smoothed], **ring)
-    low, level = min(p.smoothed for p in points), points[MIN_LOSSES - 1].smoothed
-    fall, highest = level - low, max(p.loss for p in points)
-    ax.set_ylim(low - 0.15 * fall, min(level + 0.6 * fall, highest + 0.1 * fall))
-
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #c225565c
-def plot_sweep(found: FoundLr) -> Any:
-    """Return a matplotlib Figure of losses, their average and the suggestion."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.4), dpi=110, facecolor="white", layout="constrained")
-    ax, points = figure.subplots(), found.points
-    rates, averages = [p.lr for p in points], [p.smoothed for p in points]
-    ax.plot(rates, [p.loss for p in points], color=TRAIN, alpha=0.3, linewidth=0.8, label="each step")
-    ax.plot(rates, averages, color=TRAIN, linewidth=1.8, label="average")
-    ax.set_xscale("log")
-    if found.suggestion is not None:
-        _mark_suggestion(ax, found.suggestion, points)
-    if points:
-        ax.legend(fontsize=7, frameon=False, loc="lower left")
-    following = f"next: {found.override}" if found.override else "" if found.suggestion else "no suggestion"
-    task = found.facts.get("task")
-    ax.set_title(following, fontsize=8, color=INK, loc="right")
-    ax.set_title(f"loss · {task}" if task else "loss", fontsize=9, color=INK, loc="left")
-    ax.set_xlabel("learning rate", fontsize=8, color=INK)
-    ax.grid(True, color=GRID, linewidth=0.6)
-    ax.tick_params(labelsize=7, colors=INK)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    return figure
+def sweep_panel(found: FoundLr) -> Panel:
+    """Return a panel of losses, their average and the suggestion, without the end of a sweep that diverged."""
+    rate, points, most = found.suggestion, found.points, math.inf
+    if rate is not None:
+        low, level = min(p.smoothed for p in points), points[MIN_LOSSES - 1].smoothed
+        most = level + 0.6 * (level - low)
+    shown = [p for p in points if p.smoothed <= most]
+    rates, averages = [p.lr for p in shown], [p.smoothed for p in shown]
+    lines = [
+        Line(rates, [min(p.loss, most) for p in shown], TRAIN, 0.8, 0.3, label="each step"),
+        Line(rates, averages, TRAIN, 1.8, label="average"),
+    ]
+    rings = []
+    if rate is not None:
+        lines.append(Line([rate] * 2, [low, level], VALID, 1.2, dash="5 3", label=f"suggestion {rate:g}"))
+        rings = [(rate, min(shown, key=lambda p: abs(math.log(p.lr / rate))).smoothed, "currentColor")]
+    following = f"next: {found.override}" if found.override else "" if rate else "no suggestion"
+    title = f"loss · {task}" if (task := found.facts.get("task")) else "loss"
+    return Panel(title, lines, following, rings, log=False, x_label="learning rate", x_log=True)
 
 # %% ../../nbs/80_tuning/05_lr_finder.ipynb #601a0901
 def headline(start: dict) -> str:
@@ -340,14 +320,14 @@ def last_attempt(folder: Path) -> list[dict]:
 
 
 def read_details(logs: Path) -> str:
-    """Return tracebacks and stacks of the ranks, or the ends of their logs, with secrets masked."""
+    """Return tracebacks and stacks of the ranks, or the ends of their logs."""
     reports = [*sorted(logs.glob("error-rank-*.txt")), *sorted(logs.glob("stacks-rank-*.txt"))]
     files = [file for file in reports if file.stat().st_size] or sorted(logs.glob("*.log"))
     return masked("\n".join(f"{file.stem}:\n{read_end(file, 8000)}" for file in files))
 
 
 def read_sweep(folder: Path, sweep: Sweep, outcome: Outcome) -> FoundLr:
-    """Return the result of the job in `folder` from its `sweep` and the `outcome` of `launch`."""
+    """Return the result of the job in `folder`."""
     events = last_attempt(folder)
     facts = {k: v for k, v in (last_event(events, "start") or {}).items() if k not in ("t", "type", "schema")}
     steps = [e for e in events if e["type"] == "step" and e.get("smoothed") is not None]
@@ -374,7 +354,7 @@ def find_lr(
     """Suggest a learning rate by a range test (Smith, 2015): optimizer steps with increasing rates.
 
     The suggestion is the rate at which half of the fall of the averaged loss is done, a more robust variant of
-    fast.ai's `valley`. All other conditions are those of `fit`. No files are left behind, and the task is not changed.
+    fast.ai's `valley`. No files are left behind, and the task is not changed.
 
     Args:
         task: Task object, or a name such as "coffee".
@@ -386,8 +366,7 @@ def find_lr(
         show: Print the progress (default True).
 
     Returns:
-        The result. Its `suggestion` is None, with a `reason`, if the loss does not fall, is not finite, or diverges at
-        once. A failed test has the `status` "failed".
+        The result. Its `suggestion` is None, with a `reason`, if the loss does not fall, is not finite, or diverges.
 
     Raises:
         RequestError: If an argument or a setting is invalid.

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SETTINGS', 'DIVISION', 'TrialResult', 'TrialLog', 'resumable_run', 'result_of', 'Handle', 'holding_out',
-           'run_single_trial', 'other_settings', 'named_folder', 'matching_folders', 'report_skipped', 'ManyFolders',
-           'open_folder', 'explaining_move']
+           'run_single_trial', 'other_settings', 'named_folder', 'matching_folders', 'report_skipped', 'copied_runs',
+           'ManyFolders', 'open_folder', 'explaining_move']
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #3ee4b2e6
 import contextlib
@@ -37,8 +37,10 @@ from ..runs.history import follow, log_size
 from ..runs.resume_compatibility import is_free
 from ..runs.resume_plan import places
 from spectrakit.runs.run_dir import (
+    GROUP_ORIGIN,
     GROUP_SETTINGS,
     Busy,
+    check_entries,
     find_runs,
     is_foreign,
     new_run_dir,
@@ -49,7 +51,7 @@ from spectrakit.runs.run_dir import (
 from ..runs.run_groups import DONE, check_made_here, foreign_members
 from ..system.array_archive import are_own_arrays, array_heads
 from ..system.errors import RequestError
-from ..system.files import checked_path, followed, read_mapping, write_atomic
+from ..system.files import checked_path, followed, is_inside, read_mapping, write_atomic
 from ..system.signals import ends_softly
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #5e7fb418
@@ -188,10 +190,7 @@ class Handle(Protocol):
 # %% ../../nbs/80_tuning/01_trial.ipynb #6e8c8dc2
 @contextlib.contextmanager
 def _reported(log: TrialLog, handle: Handle, every_s: float = 0.1) -> Iterator[list[int]]:
-    """Report each evaluation to `handle`, and stop the run on its request.
-
-    Yield a list that gets the number of the evaluation that stopped the run. Errors of `handle` are raised at the end.
-    """
+    """Report each evaluation to `handle`, and stop the run on its request; yield that evaluation's number in a list."""
     over, ended, errors = threading.Event(), list[int](), list[Exception]()
 
     def look() -> None:
@@ -264,12 +263,12 @@ def run_single_trial(  # noqa: PLR0913  what a run is begun with; all but the se
 
     Args:
         config: Settings; `run.dir` must belong to this trial alone.
-        fold: Fold to hold out (default: the setting folds.fold).
+        fold: Fold to hold out (default: folds.fold).
         handle: Receiver of each value, which may end the run with the status "pruned" (default: none).
         task: Task object or name (default: the one in the settings).
         show: Show the progress (default False).
         predict: Predict the held-out samples (default True).
-        trust: Continue a run that was made elsewhere (default False: start anew).
+        trust: Continue a run made elsewhere (default False: start anew).
 
     Returns:
         The result; a failed run has the status "failed".
@@ -334,10 +333,7 @@ def _check_readable(path: Path, word: str) -> None:
 
 
 def named_folder(config: Config, what: str, resume: str | Path) -> Path:
-    """Return the folder `resume` of kind `what`, "search" or "cv".
-
-    Raise RequestError if it is of another kind, or was started with settings other than `config`.
-    """
+    """Return the folder `resume` of kind `what`, "search" or "cv"; refuse one of another kind or other settings."""
     word = _WORDS.get(what, what)
     path = checked_path(resume, f"The {word} to continue")
     _check_readable(path, word)
@@ -387,13 +383,35 @@ def _print_untrusted(folder: Path, trust: bool) -> None:
         )
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #aa2b9e8f
+_GROUP_FILES = (SETTINGS, DIVISION, GROUP_ORIGIN, *_FACTS.values(), "journal.jsonl")
+
+
+def copied_runs(path: Path, to: Path, trust: bool = False) -> Path:
+    """Copy a folder of runs to `to`, without checkpoints of finished ones; `trust` includes runs made elsewhere."""
+    for name in _GROUP_FILES:
+        if (path / name).is_file() and is_inside(path, path / name):
+            shutil.copyfile(path / name, to / name)
+    folders = [*path.glob("fold-*"), *path.glob("trial-*"), *path.glob("trial-*/fold-*"), path / "final"]
+    for folder in sorted(folders):
+        target = to / folder.relative_to(path)
+        if (folder / SETTINGS).is_file() and is_inside(path, folder / SETTINGS):
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(folder / SETTINGS, target / SETTINGS)
+        if (run := resumable_run(folder, trust)) is None or run.path.parent != folder:
+            continue
+        check_entries(run.path)
+        ignored = shutil.ignore_patterns("checkpoints") if run.status in DONE else None
+        shutil.copytree(run.path, target / run.path.name, ignore=ignored)
+    return to
+
+
 def _may_write(folder: Path) -> bool:
     return all(os.access(path, os.W_OK) for path in (folder, *filter(Path.is_file, folder.iterdir())))
 
 
-def _copy_to(path: Path, found: Path, copy: Callable[[Path, Path], Path]) -> None:
+def _copy_to(path: Path, found: Path, trust: bool) -> None:
     try:
-        copy(found, path)
+        copied_runs(found, path, trust)
     except (RequestError, OSError, shutil.Error) as error:
         shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, RequestError):
@@ -410,21 +428,16 @@ class ManyFolders:
 
     Attributes:
         what: Suffix of their names: "search" or "cv".
-        copy: Function that copies the necessary files to a new folder.
-        check: Function that raises RequestError if a folder is broken.
+        check: Raises RequestError if a folder is broken.
         trust: Whether to continue folders and runs made elsewhere.
     """
 
     what: str
-    copy: Callable[[Path, Path], Path]
     check: Callable[[Path], None]
     trust: bool = False
 
     def go_on(self, config: Config, label: str, found: Path) -> Path:
-        """Return the folder `found`, or a copy in `run.dir` if it lies elsewhere.
-
-        Raise RequestError if it is broken or untrusted.
-        """
+        """Return the folder `found`, or a copy in `run.dir` if it lies elsewhere; refuse a broken or untrusted one."""
         check_made_here([found], self.trust)
         try:
             if (found / DIVISION).is_file():
@@ -439,24 +452,16 @@ class ManyFolders:
                 f"{found.name} is not readable ({error.strerror}). Change its permissions, or start anew."
             ) from None
         path = new_run_dir(config, f"{label}-{self.what}")
-        _copy_to(path, found, self.copy)
+        _copy_to(path, found, self.trust)
         why = "the folder is not writable" if here else "it lies elsewhere"
         print(f"{found.name} is copied to {path} and continues there: {why}", file=sys.stderr)
         return path
 
 # %% ../../nbs/80_tuning/01_trial.ipynb #dda3db0e
 def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | Path | None) -> Path:
-    """Return a new folder of many runs, or one to continue.
+    """Return a new folder of many runs with the settings `config`, `label` and kind `folders`, or one to continue.
 
-    Args:
-        config: Settings common to all runs.
-        label: Prefix of the folder's name.
-        folders: Kind of the folder.
-        resume: A folder, "auto" (the best valid one, else a new one), or None (a new one).
-
-    Raises:
-        RequestError: If the folder `resume` has other settings, is broken or untrusted.
-        Busy: If another process uses it.
+    `resume` is a folder, "auto" (the best valid one, else a new one), or None. Raise Busy if another process uses it.
     """
     if resume is not None and str(resume) != "auto":
         named = named_folder(config, folders.what, resume)
@@ -480,7 +485,7 @@ def open_folder(config: Config, label: str, folders: ManyFolders, resume: str | 
 # %% ../../nbs/80_tuning/01_trial.ipynb #7ace3001
 @contextlib.contextmanager
 def explaining_move(path: Path) -> Iterator[None]:
-    """Explain errors within this block by RequestError if the folder `path` was moved or deleted."""
+    """Explain errors in this block if the folder `path` was moved or deleted."""
     with followed(path) as now:
         try:
             yield

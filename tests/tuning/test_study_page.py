@@ -49,7 +49,7 @@ def test_fifty_trials_fit_into_a_page_that_needs_nothing_else(tmp_path):
     assert "<script" not in page and "<b>bold" not in page and not re.search(r"(?:src|href)=\"(?!#)", page)
     classes = set(re.findall(r' class="(s\d+)"', page))
     assert classes and all(f".{name}{{" in page for name in classes)
-    assert page.count('class="p"') == 12 and "what mattered" in page and "50 trials" in page
+    assert page.count('class="p"') == 11 and "what mattered" in page and "50 trials" in page
 
 
 class Odds(sk.Task):

@@ -126,10 +126,7 @@ def counted(journal: Any) -> int:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #e8384491
 def trials_in_all(config: Config, space: Mapping[str, Any], rows: Sequence[TrialRow]) -> int:
-    """Return the total number of trials; a small space ends early, because no values are tried twice.
-
-    `space` has Optuna's distributions; `rows` may be from another space of an earlier session.
-    """
+    """Return the number of trials; a small space ends early, because no values are tried twice."""
     points, most = points_in(space), config.search.trials
     if points is None:
         return most
@@ -253,7 +250,7 @@ def _request_stop(a: Active) -> None:
 
 
 def check_start(s: Search, a: Active) -> None:
-    """Raise RequestError if the data or the metric direction of `a` differ from those of the study."""
+    """Refuse a trial with other data or another metric direction than the study."""
     if not a.log.monitor:
         return
     data = s.facts.setdefault("data", {}).setdefault(str(a.fold), a.log.data)
@@ -417,10 +414,7 @@ def _trials_stopped(s: Search) -> Iterator[None]:
 
 # %% ../../../nbs/80_tuning/06_search/04_search_loop.ipynb #36d6ad23
 def run_trials(s: Search, interrupted: list[int], tick: Callable[[Search], None]) -> None:
-    """Train trials until there are enough, the time is over, or `interrupted` collects a signal.
-
-    `tick` is called after each step, to update the view.
-    """
+    """Train trials until they suffice, the time is over, or `interrupted` has a signal; `tick` updates the view."""
     places = max(s.places.count, s.fallback.count if s.fallback else 0)
     with place_threads(places, interrupted) as s.threads, _trials_stopped(s):
         while True:

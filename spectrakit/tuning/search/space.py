@@ -89,10 +89,7 @@ def _range(key: str, text: str, sweep: Any) -> Dimension:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #e4f2a838
 def dimension(key: str, words: Any) -> Dimension:
-    """Return the dimension of the setting `key`.
-
-    `words` is Hydra's sweep syntax, or a list of choices. Raise RequestError if it is invalid or a single value.
-    """
+    """Return the dimension of the setting `key` from Hydra's sweep syntax or a list of choices, `words`."""
     if isinstance(words, (list, tuple)):
         return _choices(key, words, str(list(words)))
     if not isinstance(words, str):
@@ -121,7 +118,7 @@ def _choices(key: str, values: Any, text: str) -> Dimension:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #37c1a571
 def plain_words(words: Any) -> Any:
-    """Convert the numbers and collections of a space to Python numbers and lists."""
+    """Convert numbers and collections to Python's."""
     if isinstance(words, Mapping):
         return {key: plain_words(value) for key, value in words.items()}
     if isinstance(words, (set, frozenset)):
@@ -153,10 +150,7 @@ def _whole_where_needed(key: str, d: Dimension) -> Dimension:
 
 
 def space_of(words: Mapping[str, Any]) -> dict[str, Dimension]:
-    """Return the dimensions by setting.
-
-    `words` maps settings, dotted or nested, to inputs of `dimension`. Raise RequestError if it is empty or invalid.
-    """
+    """Return the dimensions by setting; `words` maps settings, dotted or nested, to inputs of `dimension`."""
     pairs = list(flat(dict(words)))
     keyed = [(_key_of(key), dimension(key, value)) for key, value in pairs]
     space = {key: _whole_where_needed(key, d) for key, d in keyed}
@@ -171,7 +165,7 @@ def space_of(words: Mapping[str, Any]) -> dict[str, Dimension]:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #259f8f56
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return `config` with `values` by dotted key. Raise RequestError for an invalid value."""
+    """Return `config` with `values` by dotted key."""
     tree = to_dict(config)
     for key, value in values.items():
         *blocks, name = key.split(".")
@@ -183,7 +177,7 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #aa7a81fc
 def values_on_grid(key: str, d: Dimension) -> list[Any]:
-    """Return all values of a dimension. Raise RequestError if there are infinitely many."""
+    """Return all values of a dimension; refuse infinitely many."""
     if d.choices:
         return list(d.choices)
     if d.step is None and d.whole and not d.log:
@@ -201,7 +195,7 @@ def grid_of(space: Mapping[str, Dimension]) -> Iterator[dict[str, Any]]:
 
 # %% ../../../nbs/80_tuning/06_search/00_space.ipynb #5617aa8b
 def import_optuna() -> Any:
-    """Import Optuna, without log lines below errors. Raise RequestError if it is not installed."""
+    """Import Optuna, without log lines below errors."""
     try:
         import optuna
     except ImportError:

@@ -132,8 +132,7 @@ class Study:
 
     Attributes:
         path: Its folder.
-        status: "completed", "running", "out_of_time" or "interrupted" (the same call continues), or "failed" (no trial
-            succeeded).
+        status: "completed", "running", "out_of_time" or "interrupted" (the same call continues), or "failed".
         metric: Name of the compared metric.
         direction: "min" or "max".
         trials: All trials in order.
@@ -158,7 +157,7 @@ class Study:
 
     @property
     def best_config(self) -> Config:
-        """Return the settings of the best trial. Raise RequestError without one, or if the study is untrusted."""
+        """Return the settings of the best trial. Raise RequestError without one, or if untrusted."""
         if self.best is None:
             raise RequestError(f"{self.path.name} has no completed trial, so no best settings.")
         check_made_here([self.path, *(run.path for run in self.runs_of(self.best))], self.trusted)
@@ -201,7 +200,7 @@ def shown_value(value: Any) -> str:
 
 
 def table_of(study: Study, most: int = 12) -> list[tuple[str, ...]]:
-    """Return the header and the rows of the table: the best `most` trials, then the newest others."""
+    """Return the table: a header, the best `most` trials, the newest others."""
     best = ranked(study.trials, study.direction)[:most]
     others = [trial for trial in study.trials if trial.status != "completed" and trial.status != "waiting"]
     keys = list(dict.fromkeys(key for trial in study.trials for key in trial.params))

@@ -30,7 +30,7 @@ _MOST_BYTES, _MOST_LINE = 2**28, 2**22  # of a journal, and of a line in it
 
 
 def check_size(file: Path) -> None:
-    """Raise RequestError if the journal `file`, or a line in it, is too large, or it is not a regular file."""
+    """Refuse a journal that is too large, has too long a line, or is no regular file."""
     rest = 0
     try:
         with open_regular(file) as journal:
@@ -151,10 +151,7 @@ def _storage(file: Path) -> Any:
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #2fc6182f
 def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
-    """Open Optuna's study in `folder`, or create one to "minimize" or "maximize" in `direction`.
-
-    Raise RequestError if the journal cannot be read, or is missing without `create`.
-    """
+    """Open Optuna's study in `folder`, or `create` one to "minimize" or "maximize" in `direction`."""
     optuna = import_optuna()
     check_size(folder / JOURNAL)
     try:
@@ -170,13 +167,9 @@ def open_journal(folder: Path, direction: str, create: bool = True) -> Any:
 
 
 def sampler_of(name: str, seed: int, trials: int, startup: int) -> Any:
-    """Return Optuna's sampler.
+    """Return the sampler `name`, "tpe", "random" or "grid"; `seed` and the number of earlier `trials` seed it.
 
-    Args:
-        name: "tpe", "random" or "grid".
-        seed: Seed of the study.
-        trials: Number of earlier trials, which changes the seed.
-        startup: Trials before pruning; TPE draws twice as many at random.
+    TPE draws twice `startup` trials at random.
     """
     optuna = import_optuna()
     seed = (seed + trials) % 2**32
@@ -192,7 +185,7 @@ def folder_name(number: int, attrs: Mapping[str, Any]) -> str:
 
 
 def queue_again(study: Any, trial: Any) -> None:
-    """Queue the values of `trial` once more, to continue in its folder, unless queued or without values."""
+    """Queue the values of `trial` once more, to continue in its folder."""
     values = {
         **trial.system_attrs.get("fixed_params", {}),
         **trial.params,
@@ -204,7 +197,7 @@ def queue_again(study: Any, trial: Any) -> None:
 
 
 def give_back(study: Any, folder: Path) -> list[int]:
-    """Queue trials without a living process again, mark them as failed, and return their numbers."""
+    """Queue trials without a living process again; return their numbers."""
     optuna = import_optuna()
     lost = [
         trial
@@ -221,7 +214,7 @@ def give_back(study: Any, folder: Path) -> list[int]:
 
 # %% ../../../nbs/80_tuning/06_search/01_study_file.ipynb #e99b1cd7
 def check_journal(folder: Path) -> None:
-    """Raise RequestError if the journal in `folder` is broken or misses an existing trial."""
+    """Refuse a journal that is broken or misses an existing trial."""
     known = 0
     with tempfile.TemporaryDirectory() as home:
         copy = Path(home, folder.name)
