@@ -151,6 +151,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'spectrakit.api.profiles._forecast_column': ( '70_api/profiles.html#_forecast_column',
                                                                                        'spectrakit/api/profiles.py'),
                                          'spectrakit.api.profiles._intent': ('70_api/profiles.html#_intent', 'spectrakit/api/profiles.py'),
+                                         'spectrakit.api.profiles._value': ('70_api/profiles.html#_value', 'spectrakit/api/profiles.py'),
                                          'spectrakit.api.profiles.compare_profiles': ( '70_api/profiles.html#compare_profiles',
                                                                                        'spectrakit/api/profiles.py')},
             'spectrakit.api.run': { 'spectrakit.api.run.Best': ('70_api/run.html#best', 'spectrakit/api/run.py'),

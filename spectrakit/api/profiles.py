@@ -12,37 +12,28 @@ from typing import Any, final
 from ..config.compose import compose, diff
 from ..config.profile_files import profile_intent
 from ..config.profile_files import profiles as profile_names
-from ..config.schema import Config
+from ..config.schema import Config, get
 from ..config.validation import shown
 from ..system.errors import RequestError
 from ..system.tables import html_folded, html_table, matrix_text
 from ..system.units import format_bytes, format_memory
 
 # %% ../../nbs/70_api/04_profiles.ipynb #2cb94ff2
-_ROWS = {
-    "micro batch": lambda c: str(c.data.micro_batch_size),
-    "accumulation": lambda c: str(c.training.gradient_accumulation_steps),
-    "workers": lambda c: shown(c.dataloader.num_workers),
-    "pinned memory": lambda c: shown(c.dataloader.pin_memory),
-    "persistent workers": lambda c: shown(c.dataloader.persistent_workers),
-    "epochs": lambda c: str(c.trainer.max_epochs),
-    "precision": lambda c: c.distributed.mixed_precision,
-    "processes": lambda c: str(c.distributed.world_size),
-    "time limit": lambda c: c.watchdog.limit or "none",
-    "environment": lambda c: _environment(c),
+_SHOWN = {  # row → setting
+    "micro batch": "data.micro_batch_size",
+    "accumulation": "training.gradient_accumulation_steps",
+    "workers": "dataloader.num_workers",
+    "pinned memory": "dataloader.pin_memory",
+    "persistent workers": "dataloader.persistent_workers",
+    "epochs": "trainer.max_epochs",
+    "precision": "distributed.mixed_precision",
+    "processes": "distributed.world_size",
+    "time limit": "watchdog.limit",
 }
-_SHOWN = {
-    "data.micro_batch_size",
-    "training.gradient_accumulation_steps",
-    "dataloader.num_workers",
-    "dataloader.pin_memory",
-    "dataloader.persistent_workers",
-    "trainer.max_epochs",
-    "distributed.mixed_precision",
-    "distributed.world_size",
-    "watchdog.limit",
-    "profile",
-}
+
+
+def _value(config: Config, key: str) -> str:
+    return "none" if (value := get(config, key)) is None else shown(value)
 
 
 def _environment(config: Config) -> str:
@@ -125,11 +116,13 @@ def compare_profiles(*names: str, task: Any = None, overrides: tuple[str, ...] =
         )
     intents = tuple(profile_intent(name) for name in names)
     configs = [compose(f"trainer={name}", *overrides) for name in names]
-    rows = [("purpose", intents), *((what, tuple(map(of, configs))) for what, of in _ROWS.items())]
+    rows = [("purpose", intents)]
+    rows += [(what, tuple(_value(config, key) for config in configs)) for what, key in _SHOWN.items()]
+    rows.append(("environment", tuple(map(_environment, configs))))
     if task is not None:
         columns = [_forecast_column(task, config) for config in configs]
         rows += [(what, tuple(column[i] for column in columns)) for i, what in enumerate(_MEASURED)]
-    differing = {key for other in configs[1:] for key in diff(configs[0], other)} - _SHOWN
+    differing = {key for other in configs[1:] for key in diff(configs[0], other)} - {*_SHOWN.values(), "profile"}
     pairs = [diff(configs[0], other) for other in configs[1:]]
     for key in sorted(differing):
         first = next(found[key][0] for found in pairs if key in found)
