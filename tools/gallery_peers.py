@@ -2,7 +2,7 @@
 
 The same network on the same spectra for as many epochs, in JupyterLab, by each kit as its own pages say, and by
 `sk.fit`. Half-way a cell is photographed, light and dark, and its height and that of its end are printed. The other
-kits are in a virtual environment of their own that sees this one's torch; pip fills it where it is missing.
+kits are in virtual environments of their own that see this one's torch; pip fills them where they are missing.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import nbformat
 root = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(root / "tests"), str(root / "bench")]
 
-KITS = ("fastprogress==1.1.6", "livelossplot==0.6.1", "transformers==5.24.0", "keras==3.15.1")
+KITS = ("fastprogress==1.1.6", "livelossplot==0.6.1", "transformers==5.24.0", "keras==3.15.1", "lightning==2.6.6")
 EPOCHS, HALF, STEPS = 40, 20, 24  # of the run, of its first half, of an epoch
 WORDS = f"""
 words = ("trainer=kaggle_safe", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.max_epochs={EPOCHS}",
@@ -141,6 +141,36 @@ history = net.fit(x, y, batch_size=cfg.data.micro_batch_size, epochs={EPOCHS}, v
                   callbacks=[half])
 """,
     ),
+    "lightning": (
+        """
+import lightning as L
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, number):
+        loss = cross_entropy(self.model(batch[0]), batch[1])
+        self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, number):
+        odds = self.model(batch[0])
+        found = {"val_loss": cross_entropy(odds, batch[1]), "val_acc": (odds.argmax(1) == batch[1]).float().mean()}
+        self.log_dict(found, prog_bar=True)
+
+    def on_train_epoch_end(self):
+        half_way(self.current_epoch + 1)
+
+    def configure_optimizers(self):
+        return optimizer
+""",
+        f"""
+trainer = L.Trainer(max_epochs={EPOCHS}, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+trainer.fit(Net(), batches, held_out)
+""",
+    ),
 }
 
 
@@ -158,7 +188,7 @@ def written(folder: Path, name: str, kernel: str, *cells: str) -> str:
 def register_kernel(data: Path, python: str) -> None:
     "Make an interpreter a kernel of the name `kits`, where a server with this data folder finds it."
     folder = data / "kernels" / "kits"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "kits", "language": "python"}))
 
@@ -223,17 +253,18 @@ def main() -> None:
 
     from lab import Page, Server, chromium
 
-    python = environment("gallery", KITS, words.venvs.resolve())
-    if python is None:
-        sys.exit(f"pip could not install {', '.join(KITS)}: its own message is above. Mend that, and call this again.")
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as driver:
         folder = Path(temporary) / "notebooks"
         folder.mkdir()
-        register_kernel(Path(temporary) / "notebooks-of-jupyter" / "data", python)
         browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         with Server(folder) as server:
             for name in words.names:
                 cells = OWN if name == "spectrakit" else (SETUP, *CELLS[name])
+                kits = [kit for kit in KITS if kit.startswith(f"{name}==")]
+                python = environment(f"kit-{name}", kits, words.venvs.resolve()) if kits else sys.executable
+                if python is None:
+                    sys.exit(f"pip could not install {kits[0]}: its message is above. Mend that, and call this again.")
+                register_kernel(Path(temporary) / "notebooks-of-jupyter" / "data", python)
                 with Page(browser, server) as page:
                     page.page.set_viewport_size({"width": words.width, "height": 3000})
                     heights = photographed(page, folder, name, words.out, cells, words.most)

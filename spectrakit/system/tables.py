@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 # %% ../../nbs/00_system/10_tables.ipynb #16808c42
 _LEFT = "style='text-align:left;vertical-align:top'"
+_WIDE = _LEFT[:-1] + ";min-width:12em'"  # for sentences
 _BREAKS = re.compile(r"(?<=[a-z][._])(?=[a-z])")  # possible line breaks in a key
 
 
@@ -29,7 +30,10 @@ def _text_of(cell: object) -> str:
 
 
 def _row(cells: Iterable[object], tag: str = "td", style: str = "") -> str:
-    texts = "".join(f"<{tag} {_LEFT}>{_text_of(cell)}</{tag}>" for cell in cells)
+    texts = "".join(
+        f"<{tag} {_WIDE if isinstance(cell, str) and len(cell) > 60 else _LEFT}>{_text_of(cell)}</{tag}>"
+        for cell in cells
+    )
     return f'<tr style="{style}">{texts}</tr>' if style else f"<tr>{texts}</tr>"
 
 # %% ../../nbs/00_system/10_tables.ipynb #4660a836

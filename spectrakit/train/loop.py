@@ -34,7 +34,7 @@ from spectrakit.task.checks.error_diagnosis import (
     own_line,
     rank_lost,
 )
-from ..task.checks.failure_report import short_traceback, with_reason
+from ..task.checks.failure_report import with_reason
 from ..task.task_modules import record_end
 from .gradient_accumulation import window_of
 from .learner.seeding import repeatable, unfilled
@@ -160,9 +160,9 @@ def save_traceback(context: RunContext, logs: Path, reason: str = "") -> None:
     with contextlib.suppress(OSError):
         logs.mkdir(mode=0o700, exist_ok=True)
         write_atomic(logs / f"error-rank-{context.rank}.txt", with_reason(masked(reason), text))
-    if logs.parent.is_dir():  # else the run's folder was moved or deleted, as its end reports
-        supervised = context.heartbeat.page.path or context.world_size > 1  # stderr is logs/rank-N.log
-        print(text if supervised else short_traceback(text) or text, file=sys.stderr)
+    supervised = context.heartbeat.page.path or context.world_size > 1  # stderr is logs/rank-N.log
+    if supervised and logs.parent.is_dir():  # else the run's folder was moved or deleted, as its end reports
+        print(text, file=sys.stderr)
 
 
 def failure_reason(task: Any, error: BaseException) -> str:

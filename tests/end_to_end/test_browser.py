@@ -515,7 +515,7 @@ class Wrong(Tiny):
         found = model(batch[0])
         return (found @ torch.zeros(3, 5)).mean()
 
-early = fit(Wrong(), config('early', *words, 'launch.mode=auto'))
+early = fit(Wrong(), config('early', *words))
 early""",
     "late": "fit(Tiny({20: 'raise late'}, rank=0), config('late', *words, 'launch.mode=auto'));",
     "worker": """
@@ -528,7 +528,7 @@ class Rows(torch.utils.data.Dataset):
 class Named(Tiny):
     def datasets(self, cfg): return [Rows(data) for data in super().datasets(cfg)]
 
-fit(Named(), config('worker', *words, 'dataloader.num_workers=1', 'launch.mode=auto'));""",
+fit(Named(), config('worker', *words, 'dataloader.num_workers=1'));""",
     "plot": "other = fit(Tiny(), config('shown', *words, 'seed=1'), show=False)\nrun.plot()",
     "compare": "sk.compare(run, other)",
     "runs": "sk.list_runs('displays')",
@@ -539,9 +539,8 @@ class Picky(Tiny):
         if cfg.optimizer.lr == 0.02: raise ValueError("not this rate")
         return torch.optim.SGD(model.parameters(), cfg.optimizer.lr)
 
-study = sk.search(Picky(), config('study', *words, 'launch.mode=auto', 'search.sampler=grid'),
+study = sk.search(Picky(), config('study', *words, 'search.sampler=grid'),
                   space={'optimizer.lr': [0.1, 0.02, 0.05]})""",
-    "folds": "sk.cross_validate(Tiny(), config('folds', *words, 'launch.mode=auto'), folds=2);",
 }
 WORDS = "words = 'run.dir=displays', 'trainer.devices=1', 'trainer.max_epochs=6', 'launch.mode=inline'"
 
@@ -616,8 +615,6 @@ def test_no_line_of_a_search_stays_that_was_true_for_a_while(displays):
     said = displays.said([*DISPLAYS].index("search") + 1)
     assert "completed; 2 completed, 1 failed" in said and "in trial" in said, said
     assert not re.search(r"\bleft\b|running|waiting|▸", said), said
-    folds = displays.said([*DISPLAYS].index("folds") + 1)
-    assert "after 2 of 2" in folds and not re.search(r"\bleft\b|running|▸", folds), folds
 
 
 def test_a_click_sorts_the_runs(displays):
@@ -652,7 +649,7 @@ def test_every_display_reads_well_where_styles_are_taken_away(displays, browser)
         PICTURES.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=PICTURES / f"plain-{name}.png", full_page=True)
     page.close()
-    drawn = ("run", "late", "plot", "compare")
+    drawn = ("run", "late", "plot", "compare", "search")
     assert all((len(found) == 1 and bool(found[0])) == (name in drawn) for name, found in pictures.items()), pictures
 
 

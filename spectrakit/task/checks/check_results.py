@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from ...system.tables import html_table
+from ...system.tables import html_scrolled, html_table
 
 # %% ../../../nbs/35_task/09_checks/03_check_results.ipynb #f8c0533b
 PART_NAMES = (
@@ -79,6 +79,6 @@ class ContractReport:
 
     def _repr_html_(self) -> str:
         rows = [(_mark(r), r.part, f"{r.seconds:.2f}\u00a0s", r.sentence or r.detail) for r in self.results]
-        table = html_table(rows, ("", "part", "took", "found"))
+        table = html_scrolled(html_table(rows, ("", "part", "took", "found")), "parts of the task", "overflow:auto")
         notes = "".join(f"<p>note: {escape(text)}</p>" for text in self.notes)
         return f"<p><b>{escape(self.task)}</b></p>{table}{notes}"

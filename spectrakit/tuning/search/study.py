@@ -25,7 +25,7 @@ from ...runs.run_dir import Session, is_foreign, read_environment
 from ...runs.run_groups import DONE, check_made_here
 from ...system.errors import RequestError
 from ...system.files import checked_path, is_inside, read_mapping
-from ...system.tables import html_table, matrix_text
+from ...system.tables import html_scrolled, html_table, matrix_text
 from ...task.checks.failure_report import Failure
 from .study_file import JOURNAL, folder_name, open_journal
 
@@ -244,7 +244,7 @@ def results_html(study: Study) -> str:
     """Return the trials as an HTML table, and the importance of the settings."""
     heads, *lines = table_of(study)
     importance = f"<p>{escape(line)}</p>" if (line := _importance_line(study)) else ""
-    return html_table(lines, heads) + importance
+    return html_scrolled(html_table(lines, heads), "trials", "overflow:auto") + importance
 
 
 def as_html(study: Study) -> str:

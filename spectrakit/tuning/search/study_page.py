@@ -35,7 +35,7 @@ def history_panel(study: Study) -> Panel:
         Line(numbers, values, TRAIN, points="o"),
         Line([t.number for t in ended], [t.curve[-1] for t in ended], VALID, points="x"),
     ]
-    return Panel(study.metric, lines, "× ended early", x_label="trial")
+    return Panel(study.metric, lines, "× ended early" * bool(ended), x_label="trial")
 
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #48fce1e0
 def curves_panel(study: Study, most: int = 60) -> Panel:
@@ -54,7 +54,8 @@ def curves_panel(study: Study, most: int = 60) -> Panel:
             lines.append(Line(steps[-1:], trial.curve[-1:], VALID, points="x"))
         else:
             lines.append(Line(steps, trial.curve, TRAIN, 0.8, 0.6))
-    return Panel(study.metric, lines, "× ended early", x_label="evaluation")
+    note = "× ended early" * any(trial.status == "pruned" for trial in shown)
+    return Panel(study.metric, lines, note, x_label="evaluation")
 
 
 def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
