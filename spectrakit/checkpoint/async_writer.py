@@ -47,7 +47,7 @@ class NotFinite(CheckpointError):
 
 
 def check_finite(step: int, tensors: Iterable[Any]) -> None:
-    """Raise NotFinite if one of the `tensors`, the weights at `step`, holds NaN or infinity."""
+    """Raise NotFinite if one of the weights at `step` is not finite."""
     import torch
 
     with torch_section():
@@ -62,10 +62,10 @@ class Snapshot:
 
     Args:
         content: model, averages, shared state, state of each rank
-        best: let BEST name it (default: False)
-        finite: names of the weights that must be finite (default: none)
-        owned: no other code changes these tensors, so they are not copied (default: False)
-        averaged: names of checkpoints that stay because they will be averaged, the most important first (default: none)
+        best: let BEST name it
+        finite: names of the weights that must be finite
+        owned: no other code changes these tensors, so they are not copied
+        averaged: names of checkpoints that stay to be averaged, the most important first
 
     The writer sets the other fields.
     """
@@ -83,7 +83,7 @@ class Snapshot:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #9071f36c
 class WholeCheckpoints:
-    """Complete checkpoints in `folder`; those hashed by this process are not read again."""
+    """Complete checkpoints in `folder`, hashed once by this process."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -101,10 +101,7 @@ class WholeCheckpoints:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #fe6155c5
 class CheckpointFiles:
-    """Checkpoints in `folder`, for one thread at a time.
-
-    `keep_last` is the number of periodic ones to keep, `max_bytes` the limit for all (None: no limit).
-    """
+    """Checkpoints in `folder`, for one thread at a time: `keep_last` periodic ones, at most `max_bytes` in all."""
 
     def __init__(self, folder: Path, keep_last: int, max_bytes: int | None):
         self.folder, self.keep_last, self.max_bytes = folder, keep_last, max_bytes
@@ -114,7 +111,7 @@ class CheckpointFiles:
         self._proved = False  # whether a checkpoint of this process was loaded back
 
     def write(self, snapshot: Snapshot) -> Saved:
-        """Write `snapshot` and delete old checkpoints; raise CheckpointError if it cannot be written."""
+        """Write `snapshot`, or raise CheckpointError, and delete old checkpoints."""
         weights = snapshot.content.model
         check_finite(snapshot.step, (weights[name] for name in snapshot.finite if name in weights))
         if self.max_bytes is not None:
@@ -136,13 +133,13 @@ class CheckpointFiles:
             prune(self.folder, self.keep_last, self.max_bytes, need, self.in_use, self.whole.hashed)
 
     def excess(self) -> int | None:
-        """Return the bytes of all checkpoints if they exceed `max_bytes`, else None."""
+        """Return the checkpoints' bytes if they exceed `max_bytes`."""
         size = 0 if self.max_bytes is None else sum(map(checkpoint_bytes, checkpoints(self.folder)))
         return size if self.max_bytes is not None and size > self.max_bytes else None
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #1c4bcd31
 class TopicLog:
-    """Log that skips a message if only its numbers differ from the last one of its topic."""
+    """Log that skips a message if only numbers differ from its topic's last."""
 
     def __init__(self, log: Callable[..., None]):
         self.log = log
@@ -156,21 +153,18 @@ class TopicLog:
         self._last[topic] = kind
 
     def reset(self, topic: str) -> None:
-        """Forget the last message of `topic`, so that the next one is logged."""
+        """Forget the last message of `topic`."""
         self._last.pop(topic, None)
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #d05ee41c
 class SaveWarnings:
-    """Warnings about successful saves.
-
-    `settings` is the block `checkpoint` of the configuration; `messages` receives the warnings.
-    """
+    """Warnings about successful saves, sent to `messages`. `settings` is the block `checkpoint`."""
 
     def __init__(self, settings: CheckpointConfig, messages: TopicLog):
         self.settings, self.messages = settings, messages
 
     def too_slow(self, last_s: float) -> None:
-        """Report a periodic checkpoint that was skipped because the last one took `last_s` seconds."""
+        """Report a periodic checkpoint, skipped because the last took `last_s`."""
         text = f"checkpoints become fewer: one takes {last_s:.1f} s, more than checkpoint.max_share"
         self.messages.write("share", f"{text}={self.settings.max_share} of the time")
 
@@ -180,12 +174,12 @@ class SaveWarnings:
         self.messages.write("bound", f"{text}: the best and the last are always kept")
 
     def no_memory(self, size: int) -> None:
-        """Report that there is no memory for a copy of `size` bytes."""
+        """Report missing memory for a copy of `size` bytes."""
         text = f"training waits for its checkpoints: there is no memory for a copy of {size / 2**30:.2f} GiB"
         self.messages.write("memory", text)
 
     def mirrored(self, result: Path | BaseException) -> None:
-        """Report a copy to the mirror: the run's folder there, or the error."""
+        """Report a copy to the mirror, or its error."""
         if isinstance(result, Exception):
             self.messages.write("mirror", f"not copied to checkpoint.mirror={self.settings.mirror}: {result}")
         else:
@@ -193,10 +187,7 @@ class SaveWarnings:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #6c9eab42
 class SaveReports:
-    """Reports of saves to `log(type, **fields)`: an event for each checkpoint, a message for each failure.
-
-    `settings` is the block `checkpoint` of the configuration.
-    """
+    """Reports of saves to `log(type, **fields)`: an event for each checkpoint, a message for each failure."""
 
     def __init__(self, settings: CheckpointConfig, log: Callable[..., None]):
         self.log, self.messages = log, TopicLog(log)
@@ -206,7 +197,7 @@ class SaveReports:
         self.failure = ""  # reason of the last failure
 
     def saved(self, snapshot: Snapshot, saved: Saved, seconds: float) -> None:
-        """Report that `snapshot` was written as `saved` in `seconds`, without the pause of training."""
+        """Report that `snapshot` was written in `seconds`, without training's pause."""
         self.written, self.written_step = self.written + 1, snapshot.step
         self.messages.reset("save")
         self.log(
@@ -245,7 +236,7 @@ def write_timed(files: CheckpointFiles, snapshot: Snapshot, clock: Callable[[], 
 
 
 def report_outcome(outcome: Outcome, reports: SaveReports, files: CheckpointFiles) -> bool:
-    """Report the result of a write to `files`; return whether it succeeded."""
+    """Report a write to `files`; return whether it succeeded."""
     if isinstance(outcome.result, Exception):
         reports.failed(outcome.result)
         return False
@@ -256,7 +247,7 @@ def report_outcome(outcome: Outcome, reports: SaveReports, files: CheckpointFile
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #13a88e55
 def copy_snapshot(snapshot: Snapshot, host_copy: HostCopy) -> Snapshot | None:
-    """Return `snapshot` with its own tensors, or None if the host has no memory for them."""
+    """Return `snapshot` with its own tensors, or None without memory."""
     if snapshot.owned:
         return replace(snapshot, buffers=HostBuffers())
     c = snapshot.content
@@ -271,11 +262,7 @@ def copy_snapshot(snapshot: Snapshot, host_copy: HostCopy) -> Snapshot | None:
 class ReportedWrites:
     """Writes to `files`, one at a time, in a background thread or while training waits.
 
-    Args:
-        files: the checkpoints
-        reports: receives each result
-        share: limit for the time of writing
-        on_saved: called after each written checkpoint
+    `reports` receives each result, `share` limits the time, `on_saved` is called after each checkpoint.
     """
 
     def __init__(self, files: CheckpointFiles, reports: SaveReports, share: TimeShare, on_saved: Callable[[], None]):
@@ -296,7 +283,7 @@ class ReportedWrites:
         return self._reported(outcome)
 
     def write(self, snapshot: Snapshot, started_at: float) -> Outcome:
-        """Write `snapshot` while training waits, since `started_at`; report and return the result."""
+        """Write `snapshot` while training waits; report and return the result."""
         outcome = write_timed(self.files, snapshot, self.share.clock)
         paused = replace(snapshot, paused_s=self.share.clock() - started_at)
         return self._reported(Outcome(paused, outcome.result, 0.0))
@@ -309,10 +296,7 @@ class ReportedWrites:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #540ffc54
 class WaitingBest:
-    """Best state in memory of `host_copy` until it may be written; at most one.
-
-    After a failed write none is tried for 60 seconds of `clock`.
-    """
+    """Best state in memory until it may be written. After a failed write none is tried for 60 s of `clock`."""
 
     def __init__(self, host_copy: HostCopy, clock: Callable[[], float]):
         self.host_copy, self.clock = host_copy, clock
@@ -334,7 +318,7 @@ class WaitingBest:
             self.host_copy.release(snapshot.buffers)
 
     def settle(self, outcome: Outcome) -> bool:
-        """Keep the best state if its write failed, else release its memory; return whether it was written."""
+        """Keep the best state if its write failed; return whether it was written."""
         snapshot, failed = outcome.snapshot, isinstance(outcome.result, Exception)
         if failed:
             self._retry_at = self.clock() + _RETRY_S
@@ -347,7 +331,7 @@ class WaitingBest:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #6f124c48
 class SnapshotWriter:
-    """Writer of the snapshots it receives and of the best state that waits."""
+    """Writer of snapshots and of the best state that waits."""
 
     def __init__(self, writes: ReportedWrites):
         self.writes, self.waiting = writes, WaitingBest(HostCopy(), writes.share.clock)
@@ -358,7 +342,7 @@ class SnapshotWriter:
         self.writes.start(snapshot)
 
     def write(self, snapshot: Snapshot, started_at: float) -> bool:
-        """Write `snapshot` while training waits, since `started_at`; return whether it was written."""
+        """Write `snapshot` while training waits; return whether it was written."""
         return self.waiting.settle(self.writes.write(snapshot, started_at))
 
     def hold(self, snapshot: Snapshot) -> None:
@@ -380,20 +364,13 @@ class SnapshotWriter:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #382dfb50
 class MirrorUpdates:
-    """Copies of new checkpoints by `mirror`, with reports.
-
-    Args:
-        mirror: copies to the second folder
-        files: the checkpoints
-        reports: receives each result and counts the checkpoints
-        on_copied: called after each successful copy
-    """
+    """Copies of new checkpoints among `files` by `mirror`, with `reports`; `on_copied` is called after each."""
 
     def __init__(self, mirror: Mirror, files: CheckpointFiles, reports: SaveReports, on_copied: Callable[[], None]):
         self.mirror, self.files, self.reports, self.on_copied = mirror, files, reports, on_copied
 
     def start_if_due(self) -> None:
-        """Begin a copy if a checkpoint is new, none is being copied, and the share of time allows it."""
+        """Begin a copy if a checkpoint is new and the share of time allows it."""
         if self.mirror.due(self.reports.written) and not self.mirror.job.busy and self.mirror.share.affords():
             self._start()
 
@@ -419,23 +396,17 @@ class MirrorUpdates:
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #a82230da
 def is_for_background(snapshot: Snapshot, settings: CheckpointConfig) -> bool:
-    """Check whether `snapshot` is large enough for the background; `settings` is the block `checkpoint`."""
+    """Check whether `snapshot` is large enough for the background."""
     return settings.background and snapshot.bytes > SMALL
 
 
 def poll_writes(
     saves: SnapshotWriter, mirror: MirrorUpdates | None, settings: CheckpointConfig, too_soon: bool = False
 ) -> bool:
-    """Report finished writes and copies, write the waiting best state if allowed, and begin a copy.
+    """Report finished writes and copies of `saves` and `mirror`, write the waiting best state, and begin a copy.
 
-    Args:
-        saves: current write and waiting state
-        mirror: copies to the second folder, or None
-        settings: the block `checkpoint` of the configuration
-        too_soon: keep the best state waiting (default: False)
-
-    Returns:
-        Whether the best state was written or is being written.
+    `settings` is the block `checkpoint`. With `too_soon` the best state waits on. Return whether it was written or is
+    being written.
     """
     best = None
     if saves.writes.background.done:
@@ -453,14 +424,14 @@ def poll_writes(
 
 # %% ../../nbs/25_checkpoint/05_async_writer.ipynb #2a344ecc
 def _numbered(snapshot: Snapshot, number: int, weights_only: bool) -> Snapshot:
-    """Return `snapshot` with its `number` and bytes; if `weights_only`, without optimizer and counters."""
+    """Return `snapshot` with `number` and bytes; if `weights_only`, without optimizer."""
     if weights_only:
         snapshot = replace(snapshot, content=replace(snapshot.content, weights_only=True))
     return replace(snapshot, number=number, bytes=snapshot.content.tensor_bytes())
 
 
 def _add_average(weights: dict, steps: list[int], files: CheckpointFiles, reports: SaveReports) -> bool:
-    """Add `weights`, the mean of the checkpoints of `steps`, to the newest of `files`; return whether it succeeded."""
+    """Add `weights`, the mean of `steps`, to the newest checkpoint; return whether it succeeded."""
     try:
         check_finite(steps[-1], weights.values())
         path = files.whole.newest()
@@ -480,10 +451,10 @@ class CheckpointWriter:
     Args:
         run_dir: folder of the run
         settings: the block `checkpoint` of the configuration
-        log: receives events and messages, as `log(type, **fields)` (default: none)
-        observe: receives the seconds that the last save may take, as `observe("save", seconds)` (default: none)
-        clock: monotonic seconds (default: `time.monotonic`)
-        advance_s: seconds that saving may take beyond its share of the time (default: 5)
+        log: receives events and messages, as `log(type, **fields)`
+        observe: receives the seconds that the last save may take, as `observe("save", seconds)`
+        clock: monotonic seconds
+        advance_s: seconds that saving may take beyond its share of the time
     """
 
     def __init__(
@@ -517,7 +488,7 @@ class CheckpointWriter:
         return self.saves.writes.affords()
 
     def wants(self, kind: str) -> bool:
-        """Check whether a state of this `kind` ("periodic", "best" or "last") is wanted now; valid for all ranks."""
+        """Check whether a state of this `kind` ("periodic", "best" or "last") is wanted, valid for all ranks."""
         self.poll()
         if kind != "periodic" or self.affords():
             return True
@@ -527,7 +498,7 @@ class CheckpointWriter:
         return False
 
     def release_best(self) -> None:
-        """Let the best state be written with the next save, however recent the last one."""
+        """Let the best state be written with the next save."""
         self._released = True
 
     def _too_soon(self) -> bool:
@@ -541,9 +512,9 @@ class CheckpointWriter:
         self._next_best_at = self.clock() + 60 * (self.settings.every_minutes or 0)
 
     def put(self, snapshot: Snapshot, kind: str = "periodic", started_at: float | None = None) -> bool:
-        """Take a state for which `wants(kind)` was True; return False if it had to be written at once and failed.
+        """Take a state for which `wants(kind)` was True; return False if its write, at once, failed.
 
-        `started_at` is the time by `clock` since when training waits (default: now).
+        Training waits since `started_at` by `clock` (default: now).
         """
         started_at = self.clock() if started_at is None else started_at
         if snapshot.best:
@@ -573,12 +544,12 @@ class CheckpointWriter:
         return copied
 
     def poll(self) -> None:
-        """Report finished writes and begin pending ones; fast if there are none."""
+        """Report finished writes and begin pending ones."""
         if poll_writes(self.saves, self.mirror, self.settings, self._too_soon()):
             self._note_write(True)
 
     def add_average(self, weights: dict, steps: list[int]) -> bool:
-        """Add the mean of the checkpoints of `steps` to the newest one, as the best; return whether it succeeded."""
+        """Add the mean of `steps` to the newest checkpoint, as the best; return whether it succeeded."""
         self.flush()
         return _add_average(weights, steps, self.files, self.reports)
 
@@ -596,15 +567,15 @@ class CheckpointWriter:
         return self.reports.failure
 
     def flush_s(self) -> float:
-        """Return the seconds that the last save may take, with the current write, the waiting state and the mirror."""
+        """Return the seconds of the last save, with pending writes and mirror."""
         return self.saves.flush_s() + (self.mirror.mirror.share.last_s if self.mirror else 0.0)
 
     def flush(self) -> None:
-        """Wait for the current write, then write the waiting state; a copy to the mirror may still run."""
+        """Wait for the current write and write the waiting state; copies may still run."""
         self.saves.flush()
 
     def close(self, mirror_s: float = math.inf) -> None:
-        """Write all pending states; copies to the mirror may take `mirror_s` seconds."""
+        """Write all pending states; mirror copies may take `mirror_s` seconds."""
         self.flush()
         if self.mirror is not None:
             self.mirror.close(mirror_s)

@@ -30,7 +30,7 @@ def check_ending() -> None:
 
 @contextlib.contextmanager
 def torch_section() -> Iterator[None]:
-    """Mark a block that uses torch; the process does not end inside it."""
+    """Mark a block that uses torch; the process does not end inside."""
     thread, left = threading.current_thread(), threading.Event()
     _in_torch[thread] = left
     try:

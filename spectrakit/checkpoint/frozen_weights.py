@@ -21,11 +21,8 @@ from ..system.errors import RequestError
 class FrozenBase:
     """Frozen weights of a model, left out of checkpoints.
 
-    Args:
-        source: description of their source
-        names: names in the model's state dict
-        sha256: hash of names, types, shapes and values; "" if not computed
-        bytes: size
+    `source` describes their source, `names` are names in the state dict, `sha256` the hash of names, types, shapes and
+    values ("" if not computed), `bytes` the size.
     """
 
     source: str
@@ -49,10 +46,7 @@ def _digest(name: str, tensor: Any) -> bytes:
 
 
 def weights_hash(weights: dict[str, Any], beat: Callable[[], Any] = lambda: None) -> str:
-    """Return the hash of tensors by name, independent of their order, computed by threads.
-
-    `beat` is called after each tensor (default: none).
-    """
+    """Return the hash of tensors by name, independent of their order. `beat` is called after each."""
     from concurrent.futures import ThreadPoolExecutor
 
     names, whole = sorted(weights), hashlib.sha256()
@@ -66,13 +60,9 @@ def weights_hash(weights: dict[str, Any], beat: Callable[[], Any] = lambda: None
 def frozen_base(
     model: Any, source: str, hashed: bool = True, beat: Callable[[], Any] = lambda: None
 ) -> FrozenBase | None:
-    """Return the frozen parameters of `model`; None if all learn.
+    """Return the frozen parameters of `model`, before it is moved or sharded; None if all learn.
 
-    Args:
-        model: model from the task, before it is moved or sharded
-        source: description of their source
-        hashed: compute the hash, which reads all of them (default: True)
-        beat: called after each tensor (default: none)
+    `source` describes their source. With `hashed` all are read for the hash; `beat` is called after each tensor.
     """
     from torch.nn import Parameter
     from torch.nn.parameter import is_lazy
@@ -86,9 +76,7 @@ def frozen_base(
 
 # %% ../../nbs/25_checkpoint/06_frozen_weights.ipynb #2878a894
 def still_frozen(model: Any, base: FrozenBase | None, learned: Collection[str] = ()) -> frozenset[str]:
-    """Return the names that a checkpoint of `model` leaves out; `learned` are names that learned before (default:
-    none).
-    """
+    """Return the names that a checkpoint leaves out; `learned` are names that learned before."""
     if base is None:
         return frozenset()
     now = {name for name, q in model.state_dict(keep_vars=True).items() if getattr(q, "requires_grad", False)}
@@ -101,13 +89,13 @@ def without(weights: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 # %% ../../nbs/25_checkpoint/06_frozen_weights.ipynb #4f13dc02
 def left_out_of(path: Path) -> dict[str, Any] | None:
-    """Return the manifest's entry on left-out weights; None if the checkpoint is complete."""
+    """Return the manifest's entry on left-out weights, if any."""
     entry = read_manifest(path).get("base")
     return entry if isinstance(entry, dict) else None
 
 
 def check_base(name: str, entry: dict[str, Any] | None, base: FrozenBase | None) -> None:
-    """Raise RequestError if the checkpoint `name` with this `entry` was made on other frozen weights than `base`."""
+    """Raise RequestError if the checkpoint `name` belongs to other frozen weights than `base`."""
     if entry is None or (base is not None and entry.get("sha256") == base.sha256):
         return
     start = f"{name} leaves out the frozen weights of {entry.get('source')!r}"
@@ -121,8 +109,8 @@ def check_base(name: str, entry: dict[str, Any] | None, base: FrozenBase | None)
 
 
 def kept_names(entry: dict[str, Any] | None, base: FrozenBase | None, weights: Collection[str]) -> frozenset[str]:
-    """Return the names that keep their loaded values when `weights` of a checkpoint are loaded.
+    """Return the names that keep their values when `weights` are loaded.
 
-    `entry` is from its manifest; `base` is the model's, checked before.
+    `entry` is from the checkpoint's manifest; `base` was checked before.
     """
     return base.names - set(weights) if entry is not None and base is not None else frozenset()

@@ -53,7 +53,7 @@ def _empty(tensor: Any) -> Any:
 
 # %% ../../nbs/25_checkpoint/03_host_copy.ipynb #a9c96b4f
 def _map_tensors(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested mappings and lists with `function` applied to each tensor, and copies of other mutable values."""
+    """Apply `function` to each tensor of a nested tree, and copy other mutable values."""
     import torch
 
     if isinstance(tree, torch.Tensor):
@@ -88,9 +88,8 @@ class HostBuffers:
         self.fits = 0  # bytes of the largest copied state
 
     def copy(self, tree: Any) -> Any:
-        """Return `tree` with host copies of all tensors and of other mutable values.
-
-        The next call overwrites them. A tensor that occurs twice is copied once.
+        """Return `tree` with host copies of tensors, each once, and of mutable values. The next call overwrites
+        them.
         """
         spare, self._buffers = self._buffers, {}
         copies: dict[tuple, Any] = {}
@@ -120,7 +119,7 @@ class HostBuffers:
 
 # %% ../../nbs/25_checkpoint/03_host_copy.ipynb #40836319
 def free_memory() -> float:
-    """Return the bytes of memory that this process may still use."""
+    """Return the bytes that this process may still use."""
     import psutil
 
     limit = usable_memory("/")[0] * 2**30 - psutil.Process().memory_info().rss
@@ -134,7 +133,7 @@ class HostCopy:
         self.spare: list[HostBuffers] = []
 
     def copy(self, tree: Any, size: int) -> tuple[Any, HostBuffers] | None:
-        """Return a copy of `tree`, with tensors of `size` bytes, and its memory; None without enough memory."""
+        """Return a copy of `tree` and its memory; None without `size` bytes."""
         buffers = self.spare.pop() if self.spare else HostBuffers()
         with contextlib.suppress(MemoryError, RuntimeError):
             if size <= buffers.fits or free_memory() > 1.1 * size + _SLACK:

@@ -33,7 +33,7 @@ _SMALL = ("config.yaml", "environment.json", "events.jsonl")  # needed to resume
 # %% ../../nbs/25_checkpoint/04_mirror.ipynb #7f5e2e88
 @dataclass(frozen=True)
 class ToMirror:
-    """Names of the checkpoints to copy; empty if there are none."""
+    """Names of the checkpoints to copy, or empty."""
 
     best: str = ""
     latest: str = ""
@@ -46,7 +46,7 @@ class ToMirror:
 
 
 def checkpoints_to_mirror(run_dir: Path) -> ToMirror:
-    """Return a run's best and newest checkpoint, and those to be averaged."""
+    """Return a run's best, newest, and to-be-averaged checkpoints."""
     folder = run_dir / "checkpoints"
     existing = {path.name for path in checkpoints(folder)}
     best, latest = (name if name in existing else "" for name in (read_pointer(folder, w) for w in ("BEST", "LATEST")))
@@ -54,9 +54,7 @@ def checkpoints_to_mirror(run_dir: Path) -> ToMirror:
 
 
 def mirror_files(run_dir: Path, mirror: Path) -> None:
-    """Copy the files for resuming: settings, environment, complete lines of the event log, and the trackers' run
-    ids.
-    """
+    """Copy settings, environment, complete lines of the event log, and the trackers' run ids."""
     ids = sorted(run_dir.glob("trackers/*/run_id"))
     for path in (*(run_dir / name for name in _SMALL), *ids):
         if not path.is_file():
@@ -74,7 +72,7 @@ _CUT_S = 600.0  # seconds without a write after which a copy counts as interrupt
 
 
 def _drop_halves(target: Path) -> None:
-    """Delete interrupted copies in `target`, the run's folder in the mirror."""
+    """Delete interrupted copies in a run's mirror."""
     for name in _SMALL:
         drop_leftovers(target / name, _CUT_S)
     for half in [path for pattern in (".writing-*", ".gone-*") for path in (target / "checkpoints").glob(pattern)]:
@@ -91,10 +89,10 @@ def mirror_run(
     max_bytes: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Copy checkpoints and small files of the run at `run_dir` to its folder in `mirror` and return that folder.
+    """Copy checkpoints and small files of the run at `run_dir` to its folder in `mirror` and return that.
 
     `wanted` is from `checkpoints_to_mirror`; `keep_last` and `max_bytes` are as in `prune`. The copy ends once `stop`
-    returns True (default: never). Raises OSError if it fails.
+    returns True. Raises OSError if it fails.
     """
     target = mirror_folder(mirror, run_dir)
     if not target.parent.parent.is_dir():
@@ -121,8 +119,7 @@ def mirror_run(
 class Mirror:
     """Mirror of the run at `run_dir`, updated by a background thread.
 
-    `settings` is the block `checkpoint` of the configuration, `max_bytes` the limit for the checkpoints there (None:
-    none), `clock` returns monotonic seconds.
+    `settings` is the block `checkpoint`, `max_bytes` the limit there, `clock` returns monotonic seconds.
     """
 
     def __init__(self, run_dir: Path, settings: CheckpointConfig, max_bytes: int | None, clock: Callable[[], float]):
@@ -135,11 +132,11 @@ class Mirror:
         self._started_at, self._copied = 0.0, 0
 
     def due(self, written: int) -> bool:
-        """Check whether the count of `written` checkpoints has changed since the last copy."""
+        """Check whether the count of `written` checkpoints has changed."""
         return written != self._copied
 
     def start(self, written: int) -> None:
-        """Begin to copy the newest and the best checkpoint, and those to be averaged."""
+        """Begin to copy the newest, best, and to-be-averaged checkpoints."""
         wanted = checkpoints_to_mirror(self.run_dir)
         self.copying, self._copied, self._started_at = wanted.names, written, self.clock()
 

@@ -34,11 +34,11 @@ _MOST_BYTES = 2**24  # limit for a manifest or pointer
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc02
 class CheckpointError(OSError):
-    """Checkpoint that could not be written or read; the message names it and the reason."""
+    """Checkpoint that could not be written or read."""
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #214a2e01
 class _HashedFile:
-    """New file that is hashed while it is written, and flushed to the disk when it is closed."""
+    """New file, hashed while written and flushed to the disk when closed."""
 
     def __init__(self, path: Path):
         self._file = open(path, "xb")  # noqa: SIM115 closed by __exit__
@@ -98,7 +98,7 @@ _DTYPES = {
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #82afbec8
 def _safetensors_header(tensors: dict[str, Any]) -> dict[str, dict]:
-    """Return type, shape and byte range of each tensor, large types first for alignment."""
+    """Return type, shape and byte range of each tensor, large types first."""
     header: dict[str, dict] = {}
     offset = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
@@ -112,7 +112,7 @@ def _safetensors_header(tensors: dict[str, Any]) -> dict[str, dict]:
 
 
 def _as_pairs(tensor: Any) -> Any:
-    """Return complex128 and complex32 tensors as pairs of real numbers, [..., 2]; others unchanged."""
+    """Return complex128 and complex32 tensors as pairs of real numbers."""
     import torch
 
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -120,7 +120,7 @@ def _as_pairs(tensor: Any) -> Any:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #e17fe516
 def write_tensors(file: Any, tensors: dict[str, Any]) -> None:
-    """Write tensors by name to an open binary `file` as safetensors; shared tensors are written once per name.
+    """Write tensors by name to an open binary `file` as safetensors, shared ones once per name.
 
     complex128 and complex32 become pairs of real numbers, named in the header. Raises TypeError for unsupported types.
     """
@@ -143,14 +143,12 @@ _PLAIN = {str, bytes, bool, int, float, type(None)}
 
 
 def only_plain(values: list | tuple) -> bool:
-    """Check whether `values` holds only plain values; fast for generator states with thousands of numbers."""
+    """Check for plain values; fast for generator states with thousands of numbers."""
     return _PLAIN.issuperset(map(type, values))
 
 
 def plain_values(tree: Any) -> Any:
-    """Return `tree` with plain values for NumPy numbers, for enums of numbers or texts, and for subclasses of
-    mappings and tuples.
-    """
+    """Return `tree` with plain values for NumPy numbers, enums, and subclasses of mappings and tuples."""
     from collections import Counter, OrderedDict
 
     import numpy
@@ -170,7 +168,7 @@ def plain_values(tree: Any) -> Any:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #44e128ce
 def read_back(tree: Any) -> tuple[Any, int]:
-    """Return `tree` as another process would load it, on the host, and its pickled bytes."""
+    """Return `tree` as another process would load it, and its pickled bytes."""
     import torch
 
     file = io.BytesIO()
@@ -180,7 +178,7 @@ def read_back(tree: Any) -> tuple[Any, int]:
 
 
 def find_unsaveable(tree: Any, name: str = "state") -> str | None:
-    """Return the path and type of a value in `tree` that torch's restricted reader would refuse, or None."""
+    """Return path and type of a value that torch's restricted reader would refuse, or None."""
     if isinstance(tree, dict):
         parts = [(f"the key {key!r} of {name}", key) for key in tree]
         parts += [(f"{name}[{key!r}]", value) for key, value in tree.items()]
@@ -194,7 +192,7 @@ def find_unsaveable(tree: Any, name: str = "state") -> str | None:
 
 
 def _is_loadable(value: Any) -> bool:
-    """Check whether the restricted reader accepts `value`; dense tensors need no test."""
+    """Check whether the restricted reader accepts `value`."""
     import torch
 
     if type(value) is torch.Tensor and value.layout is torch.strided:
@@ -216,7 +214,7 @@ def tensor_bytes(tree: Any) -> int:
 
 
 def check_free_space(folder: Path, name: str, need: int) -> None:
-    """Raise CheckpointError unless `need` bytes for `name`, and a margin of 5 % and 1 MiB, are free on the disk of
+    """Raise CheckpointError unless `need` bytes for `name`, and 5 % and 1 MiB more, are free on the disk of
     `folder`.
     """
     free = shutil.disk_usage(folder).free
@@ -241,13 +239,13 @@ class CheckpointContent:
     """Content of a checkpoint.
 
     Args:
-        model: weights and buffers by name, from `Module.state_dict`, with entries of `get_extra_state`
+        model: weights and buffers by name, from `Module.state_dict`
         state: shared by all ranks: optimizer, scheduler, counters; tensors and plain values only
         ranks: one mapping for each rank, such as its random states
-        ema: moving averages of the weights by name (default: none)
-        weights_only: write only `model` and `ema`, for a disk without room for more (default: False)
-        base: description of frozen weights that are left out (default: none)
-        task: tensors of the task besides the model, by name (default: none)
+        ema: moving averages of the weights by name
+        weights_only: write only `model` and `ema`, for a disk without room for more
+        base: description of frozen weights that are left out
+        task: tensors of the task besides the model, by name
     """
 
     model: dict
@@ -259,7 +257,7 @@ class CheckpointContent:
     task: dict = field(default_factory=dict, repr=False)
 
     def tensor_bytes(self) -> int:
-        """Return the bytes of all tensors: about the size on disk."""
+        """Return the bytes of all tensors."""
         return tensor_bytes([self.model, self.ema, self.task, *([] if self.weights_only else [self.state, self.ranks])])
 
     def weights(self) -> dict[str, dict]:
@@ -268,7 +266,7 @@ class CheckpointContent:
         return {file: _split_tensors(part)[0] for file, part in parts.items() if part is not None}
 
     def states(self) -> dict[str, dict]:
-        """Return the values and tensors of each pickled file, by file name."""
+        """Return the values and tensors of each pickled file."""
         _, extra = _split_tensors(self.model)
         files = {"extra.pt": extra} if extra else {}
         if not self.weights_only:
@@ -278,12 +276,12 @@ class CheckpointContent:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #a1f3c0de
 def _marked_bytes(manifest: dict) -> bytes:
-    """Return the bytes covered by a manifest's mark: all other entries, with the files' hashes."""
+    """Return the bytes covered by a manifest's mark, with the files' hashes."""
     return json.dumps({k: v for k, v in manifest.items() if k != "origin"}, sort_keys=True).encode()
 
 
 def _write_manifest(folder: Path, manifest: dict, own: bool = True) -> None:
-    """Write the manifest of the checkpoint at `folder`; if `own`, with the mark of this user's processes."""
+    """Write the manifest; if `own`, with the mark of this user's processes."""
     manifest = {k: v for k, v in manifest.items() if k != "origin"}
     if own:
         manifest["origin"] = mark_of(str(manifest["step"]), _marked_bytes(manifest), "checkpoint")
@@ -321,7 +319,7 @@ class Saved:
 
 
 def checkpoint_bytes(path: Path) -> int:
-    """Return the bytes of the files in the checkpoint at `path`; 0 if it does not exist."""
+    """Return the bytes of the checkpoint at `path`; 0 without one."""
     try:
         return sum(f.lstat().st_size for f in path.iterdir())
     except OSError:
@@ -329,9 +327,7 @@ def checkpoint_bytes(path: Path) -> int:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #9d1db9fa
 def _publish(folder: Path, name: str, need: int, fill: Callable[[Path], None], pointers: list[str]) -> Saved:
-    """Call `fill` to write `need` bytes into a temporary folder, rename it to `name` in `folder`, and update the
-    pointers.
-    """
+    """Call `fill` to write `need` bytes into a temporary folder, rename it to `name`, and update the pointers."""
     target, temporary, aside = folder / name, folder / f".writing-{name}-{os.getpid()}", folder / f".old-{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -364,7 +360,7 @@ def _reason(error: Exception) -> str:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #9d1db9fb
 def put_back(folder: Path) -> None:
-    """Restore checkpoints in `folder` that a killed process had renamed to replace them."""
+    """Restore checkpoints that a killed process renamed to replace them."""
     for aside in folder.glob(".old-step-*"):
         target = folder / aside.name.removeprefix(".old-")
         with contextlib.suppress(OSError):
@@ -375,18 +371,10 @@ def put_back(folder: Path) -> None:
 def save_checkpoint(
     folder: Path, step: int, content: CheckpointContent, best: bool = False, latest: bool = True, prove: bool = False
 ) -> Saved:
-    """Write checkpoint `step` below `folder`, completely or not at all.
+    """Write the checkpoint `step-00000100` of `step` below `folder`, completely or not at all.
 
-    Args:
-        folder: the folder `checkpoints/` of a run; created if missing
-        step: optimizer step; names the checkpoint, `step-00000100`
-        content: model, state and ranks
-        best: let BEST name it (default: False)
-        latest: let LATEST name it (default: True)
-        prove: load it back before the rename (default: False)
-
-    Raises:
-        CheckpointError: it cannot be written or loaded back; older checkpoints are unchanged
+    `content` is written, and loaded back before the rename with `prove`. `best` and `latest` say whether BEST and
+    LATEST name it. Raise CheckpointError, with older checkpoints unchanged, if it fails.
     """
 
     def fill(path: Path) -> None:
@@ -404,7 +392,7 @@ def save_checkpoint(
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc07
 def read_manifest(path: Path) -> dict:
-    """Return the manifest of the checkpoint at `path`; raise CheckpointError if it is missing or invalid."""
+    """Return the manifest of a checkpoint; raise CheckpointError if it is missing or invalid."""
     file = path / "manifest.json"
     try:
         if file.is_symlink():
@@ -434,10 +422,7 @@ def _file_problem(path: Path, name: str, entry: Any, hashes: bool) -> str | None
 
 
 def verify(path: Path, hashes: bool = True) -> list[str]:
-    """Return the faults of the checkpoint at `path`; an empty list if it is complete.
-
-    Without `hashes` only names and sizes are checked.
-    """
+    """Return the faults of the checkpoint at `path`, [] if complete; without `hashes` by names and sizes only."""
     if path.is_symlink():
         return [f"{path.name} is a link, which is not followed"]
     try:
@@ -456,21 +441,21 @@ def verify(path: Path, hashes: bool = True) -> list[str]:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #b2292b96
 def is_own(path: Path) -> bool:
-    """Check whether this user's processes wrote the checkpoint at `path` or accepted it, by its manifest's mark.
+    """Check whether this user's processes wrote or accepted the checkpoint, by its manifest's mark.
 
-    Raises CheckpointError without a manifest. `verify` compares the files with the manifest.
+    Raises CheckpointError without a manifest. `verify` compares the files.
     """
     manifest = read_manifest(path)
     return has_mark(str(manifest["step"]), _marked_bytes(manifest), manifest.get("origin"), "checkpoint")
 
 
 def take_over(path: Path) -> None:
-    """Mark the checkpoint at `path` as accepted by this user; raise OSError if it cannot be written."""
+    """Mark the checkpoint as accepted by this user; raise OSError on failure."""
     _write_manifest(path, read_manifest(path))
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc08
 def checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoint folders in `folder`, oldest first, verified or not."""
+    """Return all checkpoint folders, oldest first, verified or not."""
     if not folder.is_dir():
         return []
     paths = [
@@ -482,7 +467,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _read_text(folder: Path, name: str) -> str:
-    """Return the text of a small file in `folder`; empty if it cannot be read."""
+    """Return the text of a small file; empty if unreadable."""
     try:
         return read_bounded(folder, folder / name, _MOST_BYTES).decode("utf-8", "replace")
     except OSError:
@@ -490,24 +475,22 @@ def _read_text(folder: Path, name: str) -> str:
 
 
 def read_pointer(folder: Path, which: str) -> str:
-    """Return the checkpoint's name in the file `which`, LATEST or BEST; empty if the file is missing."""
+    """Return the checkpoint's name in LATEST or BEST (`which`); empty without the file."""
     return _read_text(folder, which)[:200].strip()
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #8dc8706c
 def averaged_names(folder: Path) -> list[str]:
-    """Return the names of the checkpoints to be averaged at the end of the run, from the file AVERAGE."""
+    """Return the checkpoints to be averaged at the end, from the file AVERAGE."""
     return _read_text(folder, "AVERAGE")[:20000].split()
 
 
 def write_averaged_names(folder: Path, names: Iterable[str]) -> None:
-    """Write `names` of checkpoints to the file AVERAGE in `folder`, the most important first."""
+    """Write `names` to the file AVERAGE, the most important first."""
     write_atomic(folder / "AVERAGE", "\n".join(names) + "\n")
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #86dfa51c
 def find_checkpoint(folder: Path, which: str = "LATEST") -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that `which` ('LATEST' or 'BEST') names, or else the newest complete one, and the faults
-    of others.
-    """
+    """Return the checkpoint of `which` ('LATEST' or 'BEST'), else the newest complete one, and the faults of others."""
     notes: list[str] = []
     candidates = checkpoints(folder)[::-1]
     named = read_pointer(folder, which)
@@ -543,11 +526,11 @@ def prune(
 
     Args:
         folder: checkpoints of a run
-        keep_last: number of newest checkpoints to keep; the best, and those in AVERAGE, stay too
+        keep_last: number of newest ones to keep; the best, and those in AVERAGE, stay too
         max_bytes: limit in bytes for all, including `need` (default: no limit)
-        need: bytes of a checkpoint about to be written (default: 0)
-        keep: names of checkpoints to keep (default: none)
-        trusted: names of checkpoints hashed by this process, which are not read again (default: none)
+        need: bytes of a checkpoint about to be written
+        keep: names of checkpoints to keep
+        trusted: names hashed by this process, which are not read again
     """
     latest, existing = read_pointer(folder, "LATEST"), checkpoints(folder)
     stays, averaged = {latest, read_pointer(folder, "BEST"), *keep}, averaged_names(folder)
@@ -569,7 +552,7 @@ def prune(
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #rtrn0001
 def return_to(folder: Path, step: int) -> None:
-    """Delete all checkpoints in `folder` after the one of `step`, if that one is complete; LATEST then names it."""
+    """Delete checkpoints after `step`, if that one is complete; LATEST then names it."""
     target = folder / f"step-{step:08d}"
     if verify(target):
         return
@@ -581,7 +564,7 @@ def return_to(folder: Path, step: int) -> None:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc0a
 def mirror_folder(mirror: Path, run_dir: Path) -> Path:
-    """Return the folder in `mirror` for the copy of a run; raise CheckpointError if it is inside the run."""
+    """Return a run's folder in `mirror`; raise CheckpointError if that is inside the run."""
     target = mirror.expanduser() / run_dir.name
     if target.resolve().is_relative_to(run_dir.resolve()):
         raise CheckpointError(f"checkpoint.mirror={mirror} leads into the run's own folder")
@@ -589,7 +572,7 @@ def mirror_folder(mirror: Path, run_dir: Path) -> Path:
 
 
 def _copy(source: Path, target: Path, stop: Callable[[], bool]) -> None:
-    """Copy one file in pieces and flush it; raise CheckpointError once `stop` returns True."""
+    """Copy a file in pieces and flush it; raise CheckpointError once `stop` is true."""
     with open(source, "rb") as reader, open(target, "xb") as writer:
         while piece := reader.read(_PIECE):
             if stop():
@@ -602,17 +585,10 @@ def _copy(source: Path, target: Path, stop: Callable[[], bool]) -> None:
 def mirror_checkpoint(
     path: Path, folder: Path, best: bool = False, latest: bool = True, stop: Callable[[], bool] = lambda: False
 ) -> Saved:
-    """Copy a checkpoint, verify the copy and update the pointers; an existing copy is kept.
+    """Copy the checkpoint at `path` to `folder` in the mirror, verify the copy and update the pointers.
 
-    Args:
-        path: the checkpoint
-        folder: checkpoints in the mirror
-        best: let BEST name it (default: False)
-        latest: let LATEST name it (default: True)
-        stop: called between pieces; True ends the copy (default: never)
-
-    Raises:
-        CheckpointError: original or copy is damaged, or the copy was ended
+    An existing copy is kept. `best` and `latest` say whether BEST and LATEST name it; `stop` ends the copy when it
+    returns True. Raise CheckpointError if original or copy is damaged, or the copy was ended.
     """
     target, pointers = folder / path.name, ["LATEST"] * latest + ["BEST"] * best
     manifest = read_manifest(path)
@@ -641,15 +617,10 @@ def _refused(file: Path, error: Exception) -> CheckpointError:
 
 
 def load_weights(path: Path, ema: bool = True, averaged: bool = True) -> dict:
-    """Return the weights of the checkpoint at `path` by name, on the host, with entries of `get_extra_state`.
+    """Return the weights of the checkpoint at `path` by name, on the host.
 
-    Args:
-        path: the checkpoint
-        ema: prefer averaged weights, if there are any (default: True)
-        averaged: with `ema`, prefer the mean over checkpoints to moving averages (default: True)
-
-    Raises:
-        CheckpointError: the file is not a safetensors file
+    With `ema`, averages are preferred: with `averaged` the mean over checkpoints, then moving averages. Raise
+    CheckpointError if the file is not a safetensors file.
     """
     names = [AVERAGED] * (ema and averaged) + ["ema.safetensors"] * ema
     files = (path / name for name in names if (path / name).is_file())
@@ -674,12 +645,12 @@ def _read_tensors(file: Path) -> dict:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #67f2d844
 def load_task_tensors(path: Path) -> dict:
-    """Return the task's tensors of the checkpoint at `path` by name; an empty mapping if it has none."""
+    """Return the task's tensors of a checkpoint by name; {} if it has none."""
     return _read_tensors(path / _TASK_FILE) if (path / _TASK_FILE).is_file() else {}
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #68e51120
 def _check_tensors(tree: Any, most_bytes: int) -> None:
-    """Raise ValueError if a tensor in nested mappings and lists claims more than `most_bytes`."""
+    """Raise ValueError if a tensor claims more than `most_bytes`."""
     import torch
 
     left = [tree]
@@ -720,9 +691,9 @@ def _load(file: Path) -> dict:
 
 
 def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
-    """Return `(state, rank_state)` of the checkpoint at `path`; `rank_state` is None if it was saved without this rank.
+    """Return `(state, rank_state)`; `rank_state` is None if the checkpoint was saved without this rank.
 
-    Raises CheckpointError if a file holds more than tensors and plain values, or if only weights were saved.
+    Raises CheckpointError for more than tensors and plain values, or if only weights were saved.
     """
     if not (path / "state.pt").is_file() and "state.pt" not in read_manifest(path)["files"]:
         raise CheckpointError(
@@ -733,7 +704,7 @@ def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #c4fcc65d
 def prove_loadable(path: Path) -> None:
-    """Raise CheckpointError if a file of the new checkpoint at `path` cannot be loaded."""
+    """Raise CheckpointError if a file of the checkpoint cannot be loaded."""
     for file in sorted(path.glob("*.pt")):
         _load(file)
     for file in sorted(path.glob("*.safetensors")):
@@ -741,10 +712,9 @@ def prove_loadable(path: Path) -> None:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #5c48d36e
 def add_average(path: Path, weights: dict, steps: list[int]) -> Saved:
-    """Add averaged weights to the checkpoint at `path` and let BEST name it; it can still be resumed.
+    """Add averaged weights, by name, of the checkpoints `steps` to the one at `path`, and let BEST name it.
 
-    `weights` are tensors by name, `steps` those of the averaged checkpoints. Raises CheckpointError, with the
-    checkpoint unchanged, if they cannot be written.
+    It can still be resumed. Raises CheckpointError, with the checkpoint unchanged, on failure.
     """
     manifest = read_manifest(path)
 
@@ -764,7 +734,7 @@ def add_average(path: Path, weights: dict, steps: list[int]) -> Saved:
 
 
 def drop_averages(folder: Path) -> None:
-    """Remove averaged weights from the checkpoints in `folder`; a continued run averages again at its end."""
+    """Remove averaged weights: a continued run averages again at its end."""
     for path in checkpoints(folder):
         if not (path / AVERAGED).is_file():
             continue
@@ -777,10 +747,10 @@ def drop_averages(folder: Path) -> None:
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #97334f1a
 def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> tuple[int, dict[str, Any]]:
-    """Return the bytes of a checkpoint with this content, and its states as loaded back, by file name.
+    """Return a checkpoint's bytes and its states as loaded back, by file name.
 
-    `write_up_to` is the size in bytes up to which it is really written and loaded back (default: 64 MiB); no states
-    are returned above it. Raises CheckpointError with the name of a value that cannot be saved.
+    Above `write_up_to` bytes (default: 64 MiB) nothing is written and no states are returned. Raises CheckpointError
+    with the name of a value that cannot be saved.
     """
     file, more_bytes, small = io.BytesIO(), 0, content.tensor_bytes() <= write_up_to
     loaded: dict[str, Any] = {}
@@ -802,7 +772,7 @@ def rehearse(content: CheckpointContent, write_up_to: int = 2**26) -> tuple[int,
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fc0c
 def random_state() -> dict:
-    """Return the states of Python's, NumPy's and torch's generators as tensors and plain values."""
+    """Return the states of Python's, NumPy's and torch's generators."""
     import random
 
     import numpy

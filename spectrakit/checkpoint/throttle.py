@@ -12,9 +12,8 @@ ADVANCE_S = 5.0  # seconds granted beyond the share, for the first saves
 
 # %% ../../nbs/25_checkpoint/02_throttle.ipynb #86140f78
 class TimeShare:
-    """Limit for spent time: the share `limit` (0 to 1) of the time since the start, and `advance_s` seconds.
-
-    The first use is always granted.
+    """Limit for spent time: the share `limit` (0 to 1) since the start, and `advance_s`. The first use is always
+    granted.
     """
 
     def __init__(self, limit: float, clock: Callable[[], float], advance_s: float = ADVANCE_S):
@@ -22,7 +21,7 @@ class TimeShare:
         self.spent_s = self.last_s = 0.0
 
     def affords(self) -> bool:
-        """Check whether one more use, as long as the last, stays within the limit."""
+        """Check whether one more use like the last stays within the limit."""
         granted_s = self.advance_s + self.limit * (self.clock() - self.started_at)
         return not self.spent_s or self.spent_s + self.last_s <= granted_s
 

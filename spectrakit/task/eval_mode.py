@@ -39,7 +39,7 @@ def modes_kept(model: Any) -> Iterator[Any]:
 
 
 def left_mode(model: Any) -> list[str]:
-    """Put `model` into train mode; return the topmost modules that were in eval mode."""
+    """Put `model` into train mode; return the topmost modules in eval mode."""
     before = {name: module.training for name, module in model.named_modules()}
     model.train()
     moved = [name for name, module in model.named_modules() if module.training and not before[name]]
@@ -66,7 +66,7 @@ class Evaluated:
 
 @contextlib.contextmanager
 def in_eval_mode(model: Any) -> Iterator[Evaluated]:
-    """Put `model` into eval mode for this block; restore modes and buffers afterwards."""
+    """Put `model` into eval mode; restore modes and buffers afterwards."""
     modes = modes_of(model)
     model.eval()
     evaluated = Evaluated(model)

@@ -16,9 +16,9 @@ def _is_table(given: Any) -> bool:
 
 
 def refuse_no_dataset(given: Any, where: str, with_target: bool = True) -> None:
-    """Raise RequestError if `given` is a loader, a table or a mapping instead of a data set.
+    """Raise RequestError if `given`, from the method `where`, is no data set but a loader, table or mapping.
 
-    `where` names the method that returned it; `with_target` adds targets to the suggested line.
+    `with_target` adds targets to the suggested line.
     """
     kind = type(given).__name__
     if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
@@ -59,7 +59,7 @@ def _as_tensor(array: Any, where: str) -> Any:
 
 # %% ../../nbs/35_task/04_given_data.ipynb #9bdd8a21
 def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
-    """Return (data set, message if arrays were wrapped). Raise RequestError if it is not a data set.
+    """Return (data set, message if arrays were wrapped), or raise RequestError.
 
     `given`, from the method `where`, is a map-style data set, a tuple `(X, y)` of arrays or tensors of equal length, or
     None.
@@ -73,7 +73,7 @@ def as_dataset(given: Any, where: str) -> tuple[Any, str | None]:
 
 
 def refuse_inputs_and_targets(train: Any, valid: Any, where: str) -> None:
-    """Raise RequestError if (train, valid) are arrays of different sample shapes, such as inputs and targets."""
+    """Raise RequestError if (train, valid) are arrays such as inputs and targets."""
     if _is_array(train) and _is_array(valid) and train.shape[1:] != valid.shape[1:]:
         raise TaskError(
             f"{where} returned arrays of shape {list(train.shape)} and {list(valid.shape)} instead of (train, valid). "
@@ -93,9 +93,9 @@ def _wrapped(given: tuple, where: str) -> tuple[Any, str]:
 
 # %% ../../nbs/35_task/04_given_data.ipynb #40a8bdc8
 def as_test_dataset(given: Any, where: str) -> Any:
-    """Return a data set to predict on. Raise RequestError if it is not one.
+    """Return a data set to predict on, or raise RequestError.
 
-    `given`, from the method `where`, is a map-style data set, arrays `(X,)` or `(X, y)`, or one array of samples.
+    `given`, from the method `where`, is a map-style data set, arrays `(X,)` or `(X, y)`, or one array.
     """
     refuse_no_dataset(given, where, with_target=False)
     if type(given) is tuple and given and all(map(_is_array, given)):

@@ -19,9 +19,9 @@ class Loss:
 
     Attributes:
         value: Scalar tensor: the mean over the batch's samples, or a sum if there is a `weight`.
-        weight: Denominator of `value`, a number or one-element tensor, such as the number of tokens. Default: none.
-        outputs: The model's outputs for `metrics` and `metrics_all`; otherwise an evaluation calls `predict`.
-        logs: {name: (sum, count)}; the means are logged as `train_NAME` and `val_NAME`. Default: none.
+        weight: Denominator of `value`, a number or one-element tensor, such as the number of tokens.
+        outputs: The model's outputs for `metrics` and `metrics_all`; without them an evaluation calls `predict`.
+        logs: {name: (sum, count)}; the means are logged as `train_NAME` and `val_NAME`.
     """
 
     value: Any
@@ -38,7 +38,7 @@ def as_loss(result: Any) -> Loss:
 
 # %% ../../nbs/35_task/00_loss.ipynb #22905599
 def _class_weights(module: Any, outputs: Any, targets: Any) -> Any:
-    """Return torch's denominator: the sum of class weights over targets that are not ignored."""
+    """Return torch's denominator: the class weights of targets that are not ignored."""
     counted = (targets != module.ignore_index).to(outputs.dtype)
     if module.weight is None:
         return counted.sum()
@@ -48,13 +48,13 @@ def _class_weights(module: Any, outputs: Any, targets: Any) -> Any:
 def weighted_mean(loss: Any, outputs: Any, targets: Any) -> Loss:
     """Return `loss(outputs, targets)` in a form that is exact over micro batches, ranks and evaluations.
 
-    Weighted means are `CrossEntropyLoss` and `NLLLoss` with class weights, an `ignore_index` of its own, or several
-    targets per sample.
+    Weighted means are `CrossEntropyLoss` and `NLLLoss` with class weights, an own `ignore_index`, or several targets
+    per sample.
 
     Args:
         loss: A torch loss module, or any function that returns the mean over samples.
         outputs: The model's outputs, [samples, …].
-        targets: The targets, a tensor [samples, …].
+        targets: A tensor [samples, …].
 
     Raises:
         RequestError: If `loss` is not callable or `targets` is not a tensor.
@@ -85,8 +85,7 @@ def weighted_mean(loss: Any, outputs: Any, targets: Any) -> Loss:
 def window_part(loss: Loss, samples: int, share: float) -> tuple[Any, Any]:
     """Return a micro batch's summand of the window's loss, and its weight; None for a mean over samples.
 
-    `samples` is the number of samples that count, 0 for a padding batch, which adds 0; `share` is that of the whole
-    window, divided by the number of ranks.
+    `samples` counts, 0 for a padding batch; `share` is the whole window's number, divided by the ranks.
     """
     if loss.weight is None:
         return loss.value if samples == share else loss.value * (samples / share), None
@@ -94,7 +93,7 @@ def window_part(loss: Loss, samples: int, share: float) -> tuple[Any, Any]:
 
 
 def whole_window(result: Any) -> tuple[Any, Mapping[str, tuple[Any, Any]] | None]:
-    """Return the loss and logs of a step with one micro batch and one process from the task's `loss`."""
+    """Return the loss and logs of a step with one micro batch and process."""
     if not isinstance(result, (tuple, Loss)):
         return result, None
     loss = as_loss(result)
@@ -106,7 +105,7 @@ def whole_window(result: Any) -> tuple[Any, Mapping[str, tuple[Any, Any]] | None
 
 
 def add_logs(sums: dict[str, tuple], logs: Mapping[str, tuple[Any, Any]]) -> None:
-    """Add (sum, count) pairs to `sums`; tensors stay on their device."""
+    """Add (sum, count) pairs to `sums`, on their device."""
     for name, (value, count) in logs.items():
         value, count = (v.detach() if hasattr(v, "detach") else v for v in (value, count))
         before = sums.get(name)
@@ -123,7 +122,7 @@ def named_form(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Check whether a sum or count is one real number, or a tensor or array of one element."""
+    """Check for one real number, or a tensor or array of one element."""
     if hasattr(value, "shape"):
         size = value.numel() if hasattr(value, "numel") else value.size
         return size == 1 and "complex" not in str(value.dtype)
@@ -164,7 +163,7 @@ def _check_logs(name: str, logs: Any) -> None:
 
 # %% ../../nbs/35_task/00_loss.ipynb #23a2fc03
 def check_loss(task: Any, result: Any) -> None:
-    """Raise RequestError unless `result` is a valid loss that depends on the weights."""
+    """Raise RequestError unless `result` is a valid loss of the weights."""
     import torch
 
     name, loss = f"{type(task).__name__}.loss", as_loss(result)

@@ -15,7 +15,7 @@ from typing import Any
 
 # %% ../../nbs/35_task/06_model_buffers.ipynb #446c0b0c
 def _buffers_of(module: Any) -> dict[str, Any]:
-    """Return the buffers of a module without those of submodules; of a scripted module a copy."""
+    """Return a module's own buffers; of a scripted module a copy."""
     own = module._buffers
     return own if isinstance(own, dict) else dict(module.named_buffers(recurse=False))
 
@@ -26,7 +26,7 @@ def _is_saved(module: Any, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Location of a buffer: its `name` as in `named_buffers`, and the `module` that holds it."""
+    """Location of a buffer: its `name` as in `named_buffers`, and its `module`."""
 
     name: str
     module: Any
@@ -43,7 +43,7 @@ class Place:
 
 # %% ../../nbs/35_task/06_model_buffers.ipynb #e434b4f7
 def places_of(model: Any) -> list[Place]:
-    """Return the location of each buffer of `model`; shared tensors appear once."""
+    """Return the location of each buffer; shared tensors appear once."""
     modules = dict(model.named_modules())
     return [Place(name, modules[name.rpartition(".")[0]]) for name, _ in model.named_buffers()]
 
@@ -54,7 +54,7 @@ def tensors_at(places: Iterable[Place]) -> list:
 
 # %% ../../nbs/35_task/06_model_buffers.ipynb #cf622c4c
 def is_dense(tensor: Any) -> bool:
-    """Check whether a buffer is an ordinary tensor: not sparse, not lazy, not on `meta`."""
+    """Check for an ordinary tensor: not sparse, lazy or on `meta`."""
     import torch
 
     if tensor is None or torch.nn.parameter.is_lazy(tensor):
@@ -63,7 +63,7 @@ def is_dense(tensor: Any) -> bool:
 
 
 def saved_tensors(model: Any) -> list:
-    """Return the buffers of `model` in checkpoints; in each step all ranks take those of rank 0."""
+    """Return the saved buffers of `model`; ranks take them from rank 0 each step."""
     found: dict[int, Any] = {}
     for module in model.modules():
         for name, tensor in _buffers_of(module).items():
@@ -102,7 +102,7 @@ def _copy_all(into: list, values: list) -> None:
 
 # %% ../../nbs/35_task/06_model_buffers.ipynb #d63f9fac
 def _tensors_to_copy(copy: "BuffersCopy") -> dict[tuple[int, str], Any]:
-    """Return the tensors to copy by (module index, name), each once."""
+    """Return the tensors to copy by (module index, name)."""
     found: dict[int, tuple] = {}
     for number, (module, held) in enumerate(zip(copy.modules, copy.held, strict=True)):
         for name, tensor in held.items():
@@ -128,10 +128,8 @@ def _update(copy: "BuffersCopy") -> None:
 class BuffersCopy:
     """Copy of a model's buffers: the tensors and their values.
 
-    Attributes:
-        model: A torch module.
-        most_bytes: Largest size of a copied buffer that is not in checkpoints, such as a mask. Default: no limit.
-        saved: Whether to copy the values of buffers in checkpoints. Default: True.
+    `most_bytes` limits copied buffers that are not in checkpoints, such as a mask; `saved` says whether to copy those
+    in checkpoints.
     """
 
     def __init__(self, model: Any, most_bytes: float = math.inf, saved: bool = True):
@@ -180,7 +178,7 @@ def restore_buffers(copy: BuffersCopy) -> None:
 
 
 def restore_where(copy: BuffersCopy, bad: Any) -> None:
-    """Restore the buffers of a copy if the tensor `bad` is true; GPUs synchronize only if one was replaced."""
+    """Restore buffers if the tensor `bad` is true; GPUs synchronize only for a replaced one."""
     import torch
 
     if copy.replaced():
@@ -202,5 +200,5 @@ def _equal(tensor: Any, copy: Any) -> bool:
 
 
 def differs(copy: BuffersCopy) -> bool:
-    """Check whether a buffer was replaced or has other values than in a copy."""
+    """Check whether a buffer was replaced or has other values."""
     return copy.replaced() or not all(map(_equal, copy.tensors, copy.values))

@@ -19,7 +19,7 @@ from .task import provides
 
 # %% ../../nbs/35_task/03_sampler.ipynb #139f9bba
 def _drawn(sampler: Any, seed: int, epoch: int) -> list:
-    """Return the indices for `epoch`, at most one more than its length; restore the global generators."""
+    """Return the indices for `epoch`, at most one too many; restore the global generators."""
     import numpy
     import torch
 
@@ -43,7 +43,7 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> list:
 class SampledOrder:
     """Order of each epoch by a sampler, equal on all ranks and after a resume.
 
-    `sampler` is a tensor of weights [samples] or a sized iterable of indices, `seed` that of the run.
+    `sampler` is a tensor of weights [samples] or a sized iterable of indices.
     """
 
     sampler: Any
@@ -117,7 +117,7 @@ def _are_weights(given: Any) -> bool:
 
 
 def sampled_order(task: Any, dataset: Any, config: Config) -> SampledOrder | StreamOrder | None:
-    """Return the order of the task's `sampler`, if it has one. Streams have their own order.
+    """Return the order of the task's `sampler`, if any. Streams have their own.
 
     Raise RequestError if the sampler is not reproducible, has no end or yields invalid indices.
     """

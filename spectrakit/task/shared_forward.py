@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def _leaves(data: Any) -> list[tuple[Any, Any]] | None:
-    """Return the leaves of inputs or outputs with their versions; None if a change could go unnoticed."""
+    """Return the leaves with their versions; None if a change could go unnoticed."""
     import torch
 
     if torch.is_tensor(data):
@@ -45,7 +45,7 @@ def _same(seen: list[tuple[Any, Any]] | None, now: list[tuple[Any, Any]] | None)
 
 
 def _forward_state(modules: list[Any]) -> tuple:
-    """Return the further state that a forward pass depends on: grad mode, autocast and train modes."""
+    """Return grad mode, autocast and train modes, on which a forward pass depends."""
     import torch
 
     autocast = [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
@@ -54,9 +54,8 @@ def _forward_state(modules: list[Any]) -> tuple:
 # %% ../../nbs/35_task/02_shared_forward.ipynb #7d40b394
 @contextlib.contextmanager
 def _hooked(model: Any, keep: Callable) -> Iterator[None]:
-    """Call `keep` with inputs and outputs of the model within this block.
-
-    Scripted models are skipped, since their hooks are compiled.
+    """Call `keep` with the model's inputs and outputs in this block. Hooks of scripted models are compiled, so these
+    are skipped.
     """
     import torch
 
@@ -71,7 +70,7 @@ def _hooked(model: Any, keep: Callable) -> Iterator[None]:
 
 # %% ../../nbs/35_task/02_shared_forward.ipynb #f896183a
 class Recorder:
-    """Recorder of a model's outputs during `loss`, to return them again for the same inputs."""
+    """Recorder of a model's outputs in `loss`, to return them again for the same inputs."""
 
     def __init__(self, model: Any):
         self.model, self._modules = model, list(model.modules())
@@ -79,7 +78,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the model's outputs within this block, and discard earlier records."""
+        """Record the model's outputs in this block, and discard earlier ones."""
         self.clear()
         with _hooked(self.model, self._keep):
             yield
@@ -94,9 +93,7 @@ class Recorder:
         self._records.clear()
 
     def find(self, args: tuple, kwargs: dict) -> tuple[Any] | None:
-        """Return (outputs,) if the inputs were recorded once, and neither they nor the outputs have changed; else
-        None.
-        """
+        """Return (outputs,) if the inputs were recorded once and nothing has changed since."""
         if not self._records:
             return None
         now, mode = _leaves((args, kwargs)), _forward_state(self._modules)
@@ -104,14 +101,12 @@ class Recorder:
         return (matching[0][2],) if len(matching) == 1 and _same(matching[0][3], _leaves(matching[0][2])) else None
 
     def stand_in(self) -> Any:
-        """Return the model for `predict`: a proxy if outputs were recorded."""
+        """Return the model for `predict`, or a proxy with recorded outputs."""
         return StandIn(self) if self._records else self.model
 
 # %% ../../nbs/35_task/02_shared_forward.ipynb #335e0579
 class StandIn:
-    """Proxy of the recorder's model that returns recorded outputs for recorded inputs; it passes isinstance checks of
-    the model's class.
-    """
+    """Proxy that returns recorded outputs for recorded inputs; it passes isinstance checks of the model's class."""
 
     def __init__(self, recorder: Recorder):
         object.__setattr__(self, "_recorder", recorder)

@@ -37,7 +37,7 @@ def _without_docstrings(body: list) -> list:
 
 
 def _normalized(value: Any) -> Any:
-    """Return a syntax tree as nested lists; equal code gives equal lists."""
+    """Return a syntax tree as nested lists, equal for equal code."""
     if isinstance(value, ast.AST):
         fields = []
         for name, part in ast.iter_fields(value):
@@ -50,12 +50,12 @@ def _normalized(value: Any) -> Any:
 
 
 def code_hash(code: Any) -> str:
-    """Return the hash of a syntax tree or of a list of them; comments, blank lines and docstrings do not count."""
+    """Return the hash of syntax trees; comments, blank lines and docstrings do not count."""
     return hashlib.sha256(repr(_normalized(code)).encode(errors="surrogatepass")).hexdigest()[:16]
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #813ba555
 def _scope(code: ast.AST) -> symtable.SymbolTable | None:
-    """Return the symbol table of a statement or expression; None for code that cannot stand alone."""
+    """Return the symbol table of a statement; None for code that cannot stand alone."""
     try:
         text = textwrap.indent(ast.unparse(code), "  ")
         nodes = ast.walk(code) if "nonlocal" in text else ()
@@ -85,7 +85,7 @@ def _global_reads(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _dotted(code: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield each name in `code` with its attributes, as ("helpers", "smooth")."""
+    """Yield names in `code` with attributes, as ("helpers", "smooth")."""
     nodes = [node for node in ast.walk(code) if isinstance(node, (ast.Name, ast.Attribute))]
     inner = {node.value for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
@@ -96,7 +96,7 @@ def _dotted(code: ast.AST) -> Iterator[tuple[str, ...]]:
 
 
 def _names_read(code: Any, known: Iterable[str] = ()) -> set[tuple[str, ...]]:
-    """Return the module names that `code` reads; `known`: names that the class around it has bound."""
+    """Return the module names that `code` reads; the class around it binds `known`."""
     if not isinstance(code, ast.ClassDef):
         if (table := _scope(code)) is None:
             return set(_dotted(code))
@@ -132,7 +132,7 @@ def _top_level(body: list, around: tuple = ()) -> Iterator[list[Any]]:
 
 
 def _split_assignment(statement: Any) -> list[Any]:
-    """Return the parts of `a, b = 1, 2`; any other statement as it is."""
+    """Return the parts of `a, b = 1, 2`; else the statement."""
     match statement:
         case ast.Assign([ast.Tuple(names)], ast.Tuple(values)) if len(names) == len(values):
             if not any(isinstance(part, ast.Starred) for part in (*names, *values)):
@@ -152,7 +152,7 @@ def _declared_global(code: ast.AST) -> set[str]:
 
 
 def _changed_by_call(call: ast.Call, source: "Source") -> Iterator[str]:
-    """Yield names that a call at the top level may change: its object, unless that is an imported library."""
+    """Yield names that a top-level call may change: its object, unless an imported library."""
     name, method = _first_name(call.func), getattr(call.func, "attr", "")
     if name == "setattr" and call.args:
         yield from filter(None, [_first_name(call.args[0])])
@@ -163,7 +163,7 @@ def _changed_by_call(call: ast.Call, source: "Source") -> Iterator[str]:
 
 
 def _registries(statement: Any, source: "Source") -> Iterator[str]:
-    """Yield the names that decorators and base classes of a definition may change."""
+    """Yield names that decorators and base classes may change."""
     for decorator in statement.decorator_list:
         function = getattr(decorator, "func", decorator)
         name = _first_name(function) or ""
@@ -180,9 +180,7 @@ def _registries(statement: Any, source: "Source") -> Iterator[str]:
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #chgd0003
 def _names_changed(statement: ast.stmt, source: "Source") -> Iterator[str]:
-    """Yield the names that a statement changes without binding them: by an item, an attribute, a call or a
-    decorator.
-    """
+    """Yield names that a statement changes without binding them."""
     if isinstance(statement, _DEFINITIONS):
         yield from _declared_global(statement)
         yield from _registries(statement, source)
@@ -204,7 +202,7 @@ class Source:
 
     @functools.cached_property
     def statements(self) -> list[list[Any]]:
-        """Top-level statements, each with the heads of the blocks around it."""
+        """Return top-level statements with the heads of their blocks."""
         return list(_top_level(_without_docstrings(self.tree.body)))
 
     @functools.cached_property
@@ -214,7 +212,7 @@ class Source:
 
     @functools.cached_property
     def changes(self) -> dict[str, list[list[Any]]]:
-        """Top-level statements by the names that they change without binding them."""
+        """Return statements by the names that they change without binding."""
         return self._group_by(lambda statement: _names_changed(statement, self))
 
     def _group_by(self, names_of: Callable[[Any], Iterable[str]]) -> dict[str, list[list[Any]]]:
@@ -237,7 +235,7 @@ def _parse(text: str | bytes, label: str, path: Path | None) -> Source | None:
 
 
 def read_source(path: Path) -> Source | None:
-    """Return the parsed file at `path`; None if it is not Python code of the user."""
+    """Return the user's parsed file at `path`, or None."""
     label = path.parent.name if path.stem == "__init__" else path.stem
     try:
         readable = is_own_file(str(path)) and path.stat().st_size <= _MOST_BYTES
@@ -247,7 +245,7 @@ def read_source(path: Path) -> Source | None:
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #6ee92685
 def _module_file(name: str, folders: list[str]) -> Path | None:
-    """Return the file of a module, found without importing it; None if there is none."""
+    """Return a module's file without importing it, or None."""
     if not name:  # `from . import x`
         return Path(folders[0]) / "__init__.py"
     path, spec = folders, None
@@ -270,14 +268,14 @@ def _imported_from(statement: Any, name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_own_name(source: Source, statement: Any, name: str) -> bool:
-    """Check whether an imported `name` is an object, no module, of a file of the user."""
+    """Check whether an imported `name` is an object from a user's file."""
     (module, inner), folders = _imported_from(statement, name), _search_path(source, getattr(statement, "level", 0))
     file = _module_file(module, folders) if inner else None
     return file is not None and is_own_file(str(file)) and _module_file(f"{module}.{inner[0]}", folders) is None
 
 
 def _search_path(source: Source, level: int = 0) -> list[str]:
-    """Return the search path of a source's imports; relative imports see its own package alone."""
+    """Return the search path of imports; relative ones see their own package alone."""
     if source.path is None:
         return sys.path
     here = source.path.parent
@@ -295,7 +293,7 @@ class Collector:
     )  # code to follow, with the source that resolves its names
 
     def first_time(self, key: Any) -> bool:
-        """Check whether `key` is new; False as well after 5000 keys."""
+        """Check whether `key` is new; False as well beyond 5000."""
         known = key in self.seen or len(self.seen) > 5000
         self.seen.add(key)
         return not known
@@ -326,7 +324,7 @@ def _add_class(collector: Collector, source: Source, node: ast.ClassDef) -> None
 
 
 def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
-    """Collect the names that `code` reads; its whole source if they are known only at run time."""
+    """Collect the names that `code` reads; its whole source if unknown before running."""
     used, shared = _names_read(code), set() if source.scope is None else _declared_global(code)
     used = {
         names for names in used if names[0] not in shared
@@ -347,7 +345,7 @@ def _follow(collector: Collector, source: Source, code: ast.AST) -> None:
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #whol0001
 def _add_statements(collector: Collector, source: Source, name: str, code: list[Any]) -> None:
-    """Hash statements and their block heads as one part; follow the names that they read."""
+    """Hash statements and their block heads as one part; follow their names."""
     collector.keep(source, name, code)
     collector.waiting += [(source, part) for part in code if isinstance(part, ast.AST)]
 
@@ -360,7 +358,7 @@ def _add_whole(collector: Collector, source: Source) -> bool:
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #adim0001
 def _add_import(collector: Collector, source: Source, statement: Any, name: str, chain: tuple[str, ...]) -> bool:
-    """Collect an imported name, or its attributes `chain`; return False if it is not found."""
+    """Collect an imported name or its attributes `chain`; return False if not found."""
     (module, inner), folders = _imported_from(statement, name), _search_path(source, getattr(statement, "level", 0))
     found = _add_module(collector, module, (*inner, *chain), folders)
     if found is None and (module, *inner) != (name,):
@@ -371,7 +369,7 @@ def _add_import(collector: Collector, source: Source, statement: Any, name: str,
 
 
 def _add_module(collector: Collector, module: str, chain: tuple[str, ...], folders: list[str]) -> bool | None:
-    """Collect the names `chain` of a module. Return False if the module lacks them, None if it is not user code."""
+    """Collect names of a module. Return False if it lacks them, None if it is not user code."""
     file = _module_file(module, folders)
     if file is not None and not is_own_file(str(file)):
         return None
@@ -383,7 +381,7 @@ def _add_module(collector: Collector, module: str, chain: tuple[str, ...], folde
 
 
 def _add_from_file(collector: Collector, file: Path, chain: tuple[str, ...], whole: bool = True) -> bool | None:
-    """Collect the names `chain` of a file; with `whole` the entire file if it lacks them."""
+    """Collect names of a file; with `whole` all of it if it lacks them."""
     if (source := read_source(file)) is None:
         return None
     return (chain != () and add_name(collector, source, chain[0], chain[1:])) or (
@@ -392,13 +390,10 @@ def _add_from_file(collector: Collector, file: Path, chain: tuple[str, ...], who
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #15d44f1b
 def add_name(collector: Collector, source: Source, name: str, chain: tuple[str, ...] = ()) -> bool:
-    """Collect the code of `name`; return False if no statement binds it.
+    """Collect the code of the top-level `name`, which `source` reads, into `collector`; return False if no statement
+    binds it.
 
-    Args:
-        collector: Receives the hashes.
-        source: Code that reads the name.
-        name: Name at the top level of `source`.
-        chain: Attributes read from it, if it is a module. Default: none.
+    `chain` are attributes read from it, if it is a module.
     """
     if not collector.first_time((source, name, chain)):
         return True
@@ -434,7 +429,7 @@ _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 
 
 def _function_of(member: Any) -> types.FunctionType | None:
-    """Return the Python function of a class member; None if it has none."""
+    """Return the Python function of a class member, if any."""
     member = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
     return member if isinstance(member, types.FunctionType) else None
 
@@ -472,7 +467,7 @@ def _node_of(function: types.FunctionType, name: str, kinds: tuple) -> tuple[Sou
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #cell0001
 def _cell_of(name: str, scope: Mapping[str, Any]) -> Source | None:
-    """Return the newest notebook cell, or the script, that binds `name`."""
+    """Return the newest cell, or the script, that binds `name`."""
     files = [
         scope.get("__file__", ""),
         *(file for file in linecache.cache if file.startswith("<") or "ipykernel" in file),
@@ -485,7 +480,7 @@ def _cell_of(name: str, scope: Mapping[str, Any]) -> Source | None:
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #40c074a3
 def _add_by_module(collector: Collector, thing: Any) -> bool:
-    """Collect an imported class or function from its file; return False for one defined in a notebook."""
+    """Collect an imported object from its file; return False for one defined in a notebook."""
     module, name = sys.modules.get(thing.__module__ or ""), thing.__qualname__.partition(".")[0]
     file = getattr(module, "__file__", None)
     if module is None or module.__name__ == "__main__" or not file or name.startswith("<"):
@@ -556,21 +551,17 @@ _CALLABLES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionT
 
 
 def _add_callables(collector: Collector, source: Source, thing: Any) -> None:
-    """Collect the functions and classes that a table or another object holds now, such as by registration."""
+    """Collect the functions and classes that an object holds now, such as by registration."""
     for value in _held_objects(thing):
         if isinstance(value, _CALLABLES):
             add_object(collector, source, "", value)
 
 # %% ../../nbs/35_task/05_source_identity.ipynb #objt0001
 def add_object(collector: Collector, source: Source, name: str, thing: Any, chain: tuple[str, ...] = ()) -> None:
-    """Collect the current value of a notebook's name.
+    """Collect the current value `thing` of a notebook's `name` ('' if it has none), which `source` reads, into
+    `collector`.
 
-    Args:
-        collector: Receives the hashes.
-        source: Code that reads the name.
-        name: Name of the value; '' if it has none.
-        thing: The value.
-        chain: Attributes read from it, if it is a module. Default: none.
+    `chain` are attributes read from it, if it is a module.
     """
     if _is_constant(thing):
         text = repr(sorted(map(repr, thing))) if isinstance(thing, (set, frozenset)) else repr(thing)
@@ -613,7 +604,7 @@ def _add_task_by_name(collector: Collector, name: str, folders: list[str]) -> No
 def code_fingerprint(task: Any) -> dict[str, str]:
     """Return the hash of each part of a task's code, such as {'Coffee.loss': …, 'helpers:smooth': …}.
 
-    `task` is an object or a name such as 'mine.py:Coffee'. Tasks that are built in or without source return {}.
+    `task` is an object or a name such as 'mine.py:Coffee'. Tasks without own source return {}.
     """
     collector = Collector()
     try:

@@ -36,7 +36,7 @@ def required(method: _Method) -> _Method:
 
 
 def provides(task: Any, name: str) -> bool:
-    """Check whether a task, of any class, has its own method `name`."""
+    """Check whether a task of any class has an own method `name`."""
     method = getattr(task, name, None)
     return callable(method) and not getattr(method, "__unwritten__", False)
 
@@ -57,7 +57,7 @@ class Moment:
 
 
 def takes_moment(task: Any) -> bool:
-    """Check whether a task's `loss` has an argument `moment`. Raise RequestError if it has no default."""
+    """Check whether `loss` has an argument `moment`, which needs a default."""
     try:
         wanted = inspect.signature(task.loss).parameters.get("moment")
     except (TypeError, ValueError):
@@ -71,14 +71,14 @@ def takes_moment(task: Any) -> bool:
 
 
 def loss_at(task: Any, moment: Callable[[], Moment]) -> Callable[[Any, Any], Any]:
-    """Return the task's `loss` for training, which passes `moment()` if the loss takes one."""
+    """Return the task's `loss` for training, with `moment()` passed if it takes one."""
     if not takes_moment(task):
         return task.loss
     return lambda model, batch: task.loss(model, batch, moment=moment())
 
 # %% ../../nbs/35_task/01_task.ipynb #c011a7e1
 def collate_of(task: Any, stage: str) -> Callable | None:
-    """Return the task's `collate` for a stage: "train", "valid" or "predict", passed on as its argument `stage`."""
+    """Return the task's `collate` with the argument `stage`: "train", "valid" or "predict"."""
     if not provides(task, "collate"):
         return None
     try:
@@ -104,15 +104,15 @@ class Task:
     def datasets(self, cfg: Config) -> tuple:
         """Return the data as (train, valid).
 
-        Called once in each process, before `model`, and also to load a run or predict with it. Other methods can use
-        attributes set here.
+        Called once in each process, before `model`, and also to load a run or predict. Other methods can use attributes
+        set here.
 
         Args:
             cfg: Settings; `cfg.seed` is the seed for a split.
 
         Returns:
             Map-style data sets with `__len__` and `__getitem__`, or streams: iterables that start anew each time and
-            need `data.samples_per_epoch` or a length. `valid` may be None.
+                need `data.samples_per_epoch` or a length. `valid` may be None.
         """
         raise NotImplementedError
 
@@ -163,9 +163,9 @@ class Task:
 
     @optional
     def metrics_all(self, predictions: Any, targets: Any) -> dict[str, float]:
-        """Return {name: value} for metrics over all samples that are not means, such as AUC; logged as `val_NAME`.
+        """Return {name: value} for metrics that are not means, such as AUC; logged as `val_NAME`.
 
-        Called once at the end of an evaluation, on rank 0.
+        Called at the end of an evaluation, on rank 0.
 
         Args:
             predictions: Predictions on the CPU, [all samples, …], in the data set's order.
@@ -177,8 +177,7 @@ class Task:
     def predict(self, model: Any, batch: Any) -> Any:
         """Return the outputs for a batch: a tensor [samples, …], or {name: tensor}.
 
-        Called without gradients, in eval mode. The default passes the first element of a tuple, or the batch, to the
-        model.
+        Called without gradients, in eval mode. The default passes the batch, or a tuple's first element, to the model.
 
         Args:
             model: The module that `model` returned, on its device.
@@ -190,8 +189,8 @@ class Task:
     def views(self, batch: Any) -> Sequence[Any]:
         """Return variants of a test batch for test-time augmentation, such as flips. Default: the batch alone.
 
-        The outputs of `predict` are averaged over the views unless `data.average_views` is false. Views have the same
-        samples in the same order. Outputs must be floats; classes, texts and boxes are refused.
+        The outputs of `predict`, which must be floats, are averaged over them unless `data.average_views` is false.
+        Views have the same samples in the same order.
 
         Args:
             batch: A test batch, as collated.
@@ -200,10 +199,10 @@ class Task:
 
     @optional
     def targets(self, batch: Any) -> Any:
-        """Return the targets of a batch, a tensor [samples, …], or None.
+        """Return the targets of a batch for `metrics_all` and predictions, a tensor [samples, …], or None.
 
-        They are passed to `metrics_all` and saved with predictions. The default takes the last element of a tuple
-        unless it is a text, or the field `target`, `targets`, `label`, `labels` or `y`.
+        The default takes the last element of a tuple unless it is a text, or the field `target`, `targets`, `label`,
+        `labels` or `y`.
 
         Args:
             batch: A batch, as collated.
@@ -214,7 +213,7 @@ class Task:
     def optimizer(self, model: Any, cfg: Config) -> Any:
         """Return a torch optimizer over the model's parameters; None for the one in the settings.
 
-        Called in the check before the first step, and for the run.
+        Called for the check before the first step, and for the run.
 
         Args:
             model: The module to train.
@@ -226,7 +225,7 @@ class Task:
     def scheduler(self, optimizer: Any, cfg: Config, total_steps: int) -> Any:
         """Return a torch scheduler; None for the schedule in the settings.
 
-        Called in the check before the first step, and for the run. It is stepped after each optimizer step, or as
+        Called for the check before the first step, and for the run. It is stepped after each optimizer step, or as
         `scheduler.interval` says; ReduceLROnPlateau after each evaluation with the monitored metric.
 
         Args:
@@ -245,7 +244,7 @@ class Task:
             cfg: Settings of the run.
 
         Returns:
-            Sampling weights, a tensor [samples] or a list; or a torch sampler of single indices, as long as the epoch.
+            Sampling weights [samples], a tensor or list; or a torch sampler of single indices, as long as the epoch.
         """
         return None
 
@@ -290,7 +289,7 @@ class Task:
     def with_columns(self, dataset: Any, columns: Any, cfg: Config) -> Any:
         """Return `dataset` with predictions as further inputs, for `folds.columns`.
 
-        The default appends them to inputs [features] at the beginning of a sample; mappings get a field `columns`.
+        The default appends them to inputs [features], first in a sample; mappings get a field `columns`.
 
         Args:
             dataset: Training or validation data.
@@ -310,7 +309,7 @@ class Task:
 
     @optional
     def restore(self, cfg: Config, weights: Any) -> None:
-        """Restore properties learned from the data, such as the codes of categories, before a prediction calls `model`.
+        """Restore properties learned from the data, such as codes of categories, before a prediction calls `model`.
 
         They are kept as buffers.
 
@@ -321,9 +320,9 @@ class Task:
 
     @optional
     def frozen_from(self, cfg: Config) -> str | None:
-        """Return a constant name for the source of frozen parameters in `model`; None to save all parameters.
+        """Return a constant name for the source of frozen parameters; None to save all parameters.
 
-        Checkpoints omit frozen parameters and store this name and a hash; a resume needs the same ones.
+        Checkpoints store this name and a hash in their place; a resume needs the same ones.
 
         Args:
             cfg: Settings of the run.
@@ -440,13 +439,13 @@ class PlainTask(Task):
         return self._datasets
 
     def model(self, cfg: Config) -> Any:
-        """Return a copy of the given model, so that a repeated cell starts from the same weights."""
+        """Return a copy of the given model: a repeated cell starts from the same weights."""
         import copy
 
         return copy.deepcopy(self._model)
 
     def loss(self, model: Any, batch: Any) -> Loss:
-        """Return the given loss of outputs and targets, in full precision."""
+        """Return the given loss in full precision."""
         import torch
 
         outputs = model(batch[0] if isinstance(batch, (tuple, list)) else batch)
@@ -458,7 +457,7 @@ class PlainTask(Task):
 
 # %% ../../nbs/35_task/01_task.ipynb #dfebbb98
 def check_signatures(task: Any) -> None:
-    """Raise RequestError if a method of `task` cannot be called with the arguments in `Task`."""
+    """Raise RequestError if a method cannot be called with the arguments in `Task`."""
     for name, method in vars(Task).items():
         if not getattr(method, "__unwritten__", False) or not provides(task, name):
             continue
@@ -490,13 +489,13 @@ _ELSEWHERE = {  # names of methods in other libraries
 
 
 def names_in(code: Any) -> set[str]:
-    """Return the names that a function's code reads, including inner functions."""
+    """Return the names that a function's code reads."""
     inner = (names_in(const) for const in code.co_consts if inspect.iscode(const))
     return set(code.co_names).union(*inner)
 
 
 def check_names(task: Any) -> None:
-    """Raise RequestError for an unused method that resembles a method of `Task`."""
+    """Raise RequestError for an unused method that resembles one of `Task`."""
     optional_names = [name for name, method in vars(Task).items() if getattr(method, "__unwritten__", False)]
     own = {name: method for name, method in vars(type(task)).items() if inspect.isfunction(method)}
     called = set().union(*(names_in(method.__code__) for method in own.values()))
@@ -513,7 +512,7 @@ def check_names(task: Any) -> None:
 
 # %% ../../nbs/35_task/01_task.ipynb #463f1765
 def check_task(task: Any, cfg: Config) -> None:
-    """Raise RequestError if `task` is not a valid task, or cfg.task has an unknown option."""
+    """Raise RequestError if `task` or its options in cfg.task are not valid."""
     name = type(task).__name__
     if isinstance(task, type):
         raise RequestError(f"{task.__name__} is a class, not a task. Create an instance: {task.__name__}().")

@@ -36,7 +36,7 @@ def _has_state(thing: Any) -> bool:
 
 
 def _is_generator(thing: Any) -> bool:
-    """Check for a generator of random numbers: Python's Random, NumPy's or torch's."""
+    """Check for a random generator of Python, NumPy or torch."""
     import numpy
     import torch
 
@@ -48,7 +48,7 @@ _MOST_BYTES = 2**20  # of an array
 
 
 def _is_value(thing: Any) -> bool:
-    """Check for a small array of numbers, or None, the place of a later tensor."""
+    """Check for a small array of numbers, or None, a later tensor's place."""
     import numpy
 
     return thing is None or (
@@ -63,7 +63,7 @@ def _globals_of(code: Any) -> set[str]:
 
 
 def _read_by(function: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (name, object) for closures of a user's function, and for functions and modules that it reads."""
+    """Yield (name, object) for closures of a user's function, and modules that it reads."""
     inner = inspect.unwrap(function)
     if not is_own(inner):
         return
@@ -105,14 +105,14 @@ def _vars_of(task: Any) -> list[tuple[str, Any]]:
 
 
 def _belongs(owner: Any, key: Any) -> bool:
-    """Check whether a value can be replaced: in a container, or as an attribute that is not of the class."""
+    """Check whether a value can be replaced, in a container or attribute."""
     if isinstance(owner, (dict, list, deque)):
         return True
     return key in getattr(owner, "__dict__", ()) or inspect.ismemberdescriptor(getattr(type(owner), str(key), None))
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #600cc208
 class Held(NamedTuple):
-    """Object that a task holds: `name`, the `owner` that contains it, its `key` there, and the object itself."""
+    """Object that a task holds: its `name`, its `owner`, and its `key` there."""
 
     name: str
     owner: Any
@@ -121,7 +121,7 @@ class Held(NamedTuple):
 
 
 def _leaves(task: Any) -> Iterator[Held]:
-    """Yield objects with state, each once, and the values of attributes, lists and mappings."""
+    """Yield objects with state, each once, and values of attributes and containers."""
     seen = {id(task)}
     todo = deque(("", task, key, part) for key, part in (*_vars_of(task), *parts_held(task)))
     while todo and len(seen) < MOST_THINGS:
@@ -141,7 +141,7 @@ def _leaves(task: Any) -> Iterator[Held]:
 
 
 def held_by(task: Any) -> Iterator[Held]:
-    """Yield the modules, tensors, optimizers and random generators that `task` holds, each once, with its path."""
+    """Yield the modules, tensors, optimizers and generators that `task` holds, each once."""
     return (held for held in _leaves(task) if not _is_value(held.thing))
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a6af9b72
@@ -166,11 +166,8 @@ def _is_copy(module: Any, model: Any) -> bool:
 class TaskModules:
     """Modules, tensors and optimizers that a `task` holds outside its model.
 
-    Attributes:
-        task: The task.
-        model: Its new model. Default: None, not yet made.
-        arrived: Names that the task held before `model` was called.
-        like: The same of an earlier model of the task, which decides about prototypes.
+    `model` is its new model, None before it is made; `arrived` has names held before that; `like`, from an earlier
+    model, decides about prototypes.
     """
 
     def __init__(self, task: Any, model: Any = None, arrived: Iterable[str] = (), like: "TaskModules | None" = None):
@@ -188,7 +185,7 @@ class TaskModules:
         self.first: dict[str, Any] = {}  # name → small array, as a tensor, at `record_tensors`
 
     def look(self) -> None:
-        """Find the current objects: the task may replace tensors or make new ones."""
+        """Find the current objects, which the task may replace."""
         import torch
 
         found = [held for held in _leaves(self.task) if id(held.thing) not in self.of_model]
@@ -201,7 +198,7 @@ class TaskModules:
         self.generators = {held.name: held.thing for held in found if _is_generator(held.thing)}
 
     def inside(self, module: Any) -> dict[str, Any]:
-        """Return a module's tensors by name, without those of the model."""
+        """Return a module's tensors by name, except the model's."""
         return {name: tensor for name, tensor in _tensors(module).items() if id(tensor) not in self.of_model}
 
     def named(self) -> dict[str, Any]:
@@ -214,7 +211,7 @@ _FOUND: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()  #
 
 
 def held_beside(task: Any, model: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the modules and random generators that `task` holds outside `model`, cached until an attribute changes."""
+    """Return modules and generators that `task` holds outside `model`, cached until an attribute changes."""
     seen = id(model), *map(id, getattr(task, "__dict__", {}).values())
     with contextlib.suppress(TypeError):  # objects without weak references
         if (known := _FOUND.get(task)) is not None and known[0] == seen:
@@ -229,7 +226,7 @@ def held_beside(task: Any, model: Any) -> tuple[list[Any], dict[str, Any]]:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #a754ec78
 def move_held(held: TaskModules, device: Any) -> None:
-    """Move modules and parameters of a task to a device; the task moves other tensors."""
+    """Move a task's modules and parameters; the task moves other tensors."""
     import torch
 
     for name, module in held.modules.items():
@@ -241,7 +238,7 @@ def move_held(held: TaskModules, device: Any) -> None:
 
 
 def with_held(task: Any, model: Any) -> Any:
-    """Return a module of `model` and the task's modules, so that their modes change together."""
+    """Return a module of `model` and the task's modules, which share modes."""
     import torch
 
     modules, _ = held_beside(task, model)
@@ -250,7 +247,7 @@ def with_held(task: Any, model: Any) -> Any:
 
 @contextlib.contextmanager
 def held_in_eval_mode(task: Any, model: Any) -> Iterator[None]:
-    """Put the task's modules outside `model` into eval mode for this block."""
+    """Put the task's other modules into eval mode in this block."""
     together = with_held(task, model)
     with contextlib.nullcontext() if together is model else modes_kept(together):
         if together is not model:
@@ -259,9 +256,9 @@ def held_in_eval_mode(task: Any, model: Any) -> Iterator[None]:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #d896f466
 def join_optimizer(held: TaskModules, optimizer: Any) -> None:
-    """Record the parameters of `held` that the run's optimizer updates, and add those that no optimizer has.
+    """Record the parameters of `held` that the run's optimizer updates, and add those without an optimizer.
 
-    `held.left` are those that it does not take, such as of a combined optimizer without `add_param_group`.
+    `held.left` are parameters that it does not take, for lack of `add_param_group`.
     """
     import torch
 
@@ -282,19 +279,17 @@ def join_optimizer(held: TaskModules, optimizer: Any) -> None:
 
 
 def record_unused(held: TaskModules) -> None:
-    """Record parameters without a gradient after a backward pass, such as of a copied backbone."""
+    """Record parameters without a gradient, such as of a copied backbone."""
     held.idle.update(name for name, q in (*held.trained, *held.left) if q.grad is None)
 
 
 def learning(held: TaskModules) -> list[str]:
-    """Return the names of parameters that the run's optimizer updates and the loss depends on."""
+    """Return names of parameters that the optimizer updates and the loss uses."""
     return [name for name, _ in held.trained if name not in held.idle]
 
 
 def shared_tensors(held: TaskModules, optimizer: Any) -> list[Any]:
-    """Return tensors that all ranks take from rank 0 after each step: buffers, and parameters of the task's
-    optimizers.
-    """
+    """Return tensors that ranks take from rank 0 each step: buffers, and parameters of the task's optimizers."""
     buffers = [t for module in held.modules.values() for t in module.buffers() if id(t) not in held.of_model]
     others = [each for each in held.optimizers.values() if each is not optimizer]
     return buffers + [q for each in others for group in each.param_groups for q in group["params"]]
@@ -317,9 +312,9 @@ def _same(one: Any, other: Any) -> bool:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #1731ed92
 class _Mark:
-    """Mark of a tensor, equal to a later one of the same object without a change in place.
+    """Mark of a tensor, equal for the same object without a change in place.
 
-    The memory of a tensor that is gone may be another's by now: `id` would not tell them apart.
+    Memory is reused, so `id` would not tell objects apart.
     """
 
     def __init__(self, tensor: Any):
@@ -334,14 +329,14 @@ class _Mark:
 
 
 def record_tensors(held: TaskModules) -> None:
-    """Record the current tensors and values; later changes and replacements are saved."""
+    """Record current tensors and values; later changes are saved."""
     held.look()
     held.seen = {name: _Mark(tensor) for name, tensor in held.named().items()}
     held.first = values_of(held)
 
 
 def state_of_held(held: TaskModules) -> dict[str, Any]:
-    """Return tensors by name: of modules that train or changed, and others changed since `record_tensors`."""
+    """Return tensors by name: of modules that train, and others changed since `record_tensors`."""
     held.look()
     named, trained = held.named(), set(learning(held))
     steps = {id(q) for each in held.optimizers.values() for group in each.param_groups for q in group["params"]}
@@ -353,7 +348,7 @@ def state_of_held(held: TaskModules) -> dict[str, Any]:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #5d580551
 def _replace_tensor(held: TaskModules, name: str, value: Any) -> bool:
-    """Replace a missing tensor, or one of another shape; return whether the task has the name."""
+    """Replace a missing or reshaped tensor; return whether the task has the name."""
     module_name, _, key = name.rpartition(":")
     if module_name in held.modules:
         path, _, leaf = key.rpartition(".")
@@ -369,7 +364,7 @@ def _replace_tensor(held: TaskModules, name: str, value: Any) -> bool:
 
 
 def _put(held: TaskModules, name: str, place: Held | None, value: Any) -> bool:
-    """Put a value in its place, or into a new attribute of the task; return whether that is possible."""
+    """Put a value in its place or a new attribute; return whether that is possible."""
     if place is None and (not name.isidentifier() or getattr(held.task, name, None) is not None):
         return False  # a method, for example, in a file from elsewhere
     owner: Any = held.task if place is None else place.owner
@@ -379,7 +374,7 @@ def _put(held: TaskModules, name: str, place: Held | None, value: Any) -> bool:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #9f26a4b7
 def load_held(held: TaskModules, state: dict[str, Any]) -> list[str]:
-    """Load the result of `state_of_held`, in place if shapes match; return names that the task does not have."""
+    """Load the result of `state_of_held`; return names that the task does not have."""
     import torch
 
     named, missing = held.named(), []
@@ -408,7 +403,7 @@ def _plain(state: Any) -> Any:
 
 
 def generator_states(generators: dict[str, Any]) -> dict[str, Any]:
-    """Return the states of random generators by name, as tensors and plain values."""
+    """Return generators' states by name, as tensors and plain values."""
     return {name: _plain(_state_of_generator(each)) for name, each in generators.items()}
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb73
@@ -435,14 +430,14 @@ def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) ->
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb76
 def state_of_values(held: TaskModules) -> dict[str, Any]:
-    """Return the task's small arrays that changed since `record_tensors`, as tensors."""
+    """Return small arrays changed since `record_tensors`, as tensors."""
     held.look()
     known = {n: v for n, v in values_of(held).items() if v is not None and (n in held.first or "." not in n)}
     return {n: v for n, v in known.items() if n not in held.first or not _same(v, held.first[n])}
 
 
 def load_values(held: TaskModules, state: dict[str, Any]) -> None:
-    """Load the result of `state_of_values`; other values become those of `record_tensors`."""
+    """Load `state_of_values`; restore other values from `record_tensors`."""
     held.look()
     now = values_of(held)
     for name, value in {**held.first, **state}.items():
@@ -456,13 +451,13 @@ def names_of(held: TaskModules) -> set[str]:
 
 
 def added_to(held: TaskModules, before: set[str]) -> list[str]:
-    """Return containers with names that are not in `before`, the result of `names_of`. No checkpoint holds them."""
+    """Return containers with names not in `before`, which no checkpoint holds."""
     held.look()
     return sorted({name.rpartition(".")[0] for name in names_of(held) - before if "." in name})
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #fccb6f10
 def share_held(held: TaskModules, context: Any) -> None:
-    """Copy the values of rank 0 to all ranks of `context`, and begin to record changes.
+    """Copy the values of rank 0 to all ranks, and begin to record changes.
 
     Tensors outside optimizers and modules stay different.
     """
@@ -476,7 +471,7 @@ def share_held(held: TaskModules, context: Any) -> None:
 def exchange_held(held: TaskModules | None, optimizer: Any, context: Any) -> Callable[[], None] | None:
     """Return a function that averages gradients and shares buffers of `held` after each step's passes, if needed.
 
-    All ranks of `context` must call it. `optimizer` is the run's.
+    All ranks of `context` must call it.
     """
     if held is None or context.world_size == 1 or context.updates_apart:
         return None
@@ -494,7 +489,7 @@ def exchange_held(held: TaskModules | None, optimizer: Any, context: Any) -> Cal
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c4eb357a
 class _Initial(NamedTuple):
-    """Tensors and values before a task's first run, and all values and versions of tensors after the last run."""
+    """State before a task's first run, and after the last one."""
 
     values: dict[str, Any]
     after: dict[str, Any]
@@ -514,7 +509,7 @@ def _parameters_and_buffers(held: TaskModules) -> dict[str, Any]:
 
 
 def restore_first_tensors(held: TaskModules) -> None:
-    """Restore the tensors of the first run's start that only runs have changed."""
+    """Restore the first run's tensors that only runs have changed."""
     with contextlib.suppress(TypeError):  # objects without weak references
         before, now = _INITIAL.get(held.task, _Initial({}, {})), _versions(held)
         unchanged = {n: value for n, value in before.values.items() if _same(before.after.get(n), now.get(n))}
@@ -526,7 +521,7 @@ def restore_first_tensors(held: TaskModules) -> None:
 
 
 def record_end(held: TaskModules) -> None:
-    """Record the tensors' versions after a run, or after loading a checkpoint."""
+    """Record the tensors' versions after a run or load."""
     with contextlib.suppress(TypeError):
         if held.task in _INITIAL:
             held.look()

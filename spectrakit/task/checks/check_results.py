@@ -54,7 +54,7 @@ def _mark(result: ContractResult) -> str:
 # %% ../../../nbs/35_task/09_checks/03_check_results.ipynb #bbc6e0a7
 @dataclass(frozen=True)
 class ContractReport:
-    """Results of the contract test of a task, displayed as a table or text."""
+    """Results of a task's contract test, as a table or text."""
 
     task: str
     results: tuple[ContractResult, ...]

@@ -20,7 +20,7 @@ from ..task import Task, provides
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #33ca41dc
 def describe_batch(batch: Any) -> str:
-    """Return dtypes and shapes of a batch, such as `float32 [16, 3], int64 [16]`."""
+    """Return a batch's dtypes and shapes, such as `float32 [16, 3], int64 [16]`."""
     return ", ".join(list(_described(batch))[:6]) or type(batch).__name__
 
 
@@ -68,11 +68,11 @@ class Scene:
 
     @property
     def of_settings(self) -> bool:
-        """Return whether an optimizer or scheduler from the settings failed, not one of the task."""
+        """Return whether an optimizer or scheduler of the settings failed."""
         return self.method in ("optimizer", "scheduler") and not provides(self.task, self.method)
 
     def dtypes(self) -> tuple[set[str], set[str]]:
-        """Return the floating-point dtypes of the batch and of the model's weights."""
+        """Return the floating-point dtypes of batch and weights."""
         tensors = [leaf for leaf in leaves_of(self.batch) if hasattr(leaf, "is_floating_point")]
         weights = list(self.model.parameters()) if self.model is not None else []
 
@@ -109,7 +109,7 @@ _IN_WORKER = "in DataLoader worker process"  # here the error's text contains th
 
 
 def _own_words(error: BaseException) -> str:
-    """Return the message and notes of an error in one line of at most 300 characters, without a worker's traceback."""
+    """Return an error's message and notes in at most 300 characters, without a worker's traceback."""
     lines = [str(error), *getattr(error, "__notes__", ())]
     if _IN_WORKER in lines[0]:
         there = lines[0].strip().splitlines()
@@ -120,14 +120,14 @@ def _own_words(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return type, message and notes of an error, without the traceback of a DataLoader worker."""
+    """Return an error's type, message and notes, without a worker's traceback."""
     of_worker, notes = _IN_WORKER in str(error), getattr(error, "__notes__", ())
     text = _own_words(error) if of_worker else ", ".join(filter(None, (str(error), *notes)))
     return f"{type(error).__name__}: {text[:_MOST_TEXT]}"
 
 
 def own_line(error: BaseException) -> str:
-    """Return the user's line that raised an error, such as `mine.py, line 12: return x.z`, or ""."""
+    """Return the user's line with the error, as `mine.py, line 12: return x.z`, or ""."""
     of_worker = re.findall(r'File "(.+?)", line (\d+), in ', str(error)) if _IN_WORKER in str(error) else []
     places = [(f.f_code.co_filename, number, f.f_globals) for f, number in _frames(error)]
     places += [(file, int(number), None) for file, number in of_worker]
@@ -141,7 +141,7 @@ def own_line(error: BaseException) -> str:
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #596a48c3
 def method_of(error: BaseException, task: Any, otherwise: str) -> str:
-    """Return the name of the task's method that raised an error, else `otherwise`."""
+    """Return the task's method that raised an error, else `otherwise`."""
     for frame, _ in _frames(error)[::-1]:
         code = frame.f_code
         if code is Task.predict.__code__:  # the default; a task need not inherit from Task
@@ -467,7 +467,7 @@ def _with_scene(scene: Scene, error: str, mend: str, where: str) -> Explanation:
 
 # %% ../../../nbs/35_task/09_checks/02_error_diagnosis.ipynb #5c6ff8ce
 def explain_known(error: BaseException, scene: Scene) -> Explanation | None:
-    """Return the explanation from the first matching row of `DIAGNOSES`; None if no row matches."""
+    """Return the explanation of the first matching row of `DIAGNOSES`, or None."""
     if (explanation := _explain_default_predict(error, scene)) is not None:
         return explanation
     if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError)):
@@ -500,7 +500,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def rank_lost(error: BaseException) -> bool:
-    """Return whether a collective failed because another process left, which reports the actual error."""
+    """Return whether a collective failed because another process left, which reports the error."""
     return isinstance(error, RuntimeError) and bool(
         re.search(r"gloo/transport|gloo::|NCCL|Connection (reset|closed) by peer|ProcessGroup", str(error))
     )
@@ -510,11 +510,8 @@ def rank_lost(error: BaseException) -> bool:
 def explained(task: Any, method: str, doing: str, always: bool = False) -> Iterator[None]:
     """Raise a TaskError that explains a known error in this block; other errors pass unchanged.
 
-    Args:
-        task: The task.
-        method: The called method of the task.
-        doing: Circumstance for the message, such as "on a training batch".
-        always: Whether unknown errors, except for lack of memory and lost ranks, become a TaskError, too.
+    `method` of `task` was called; `doing` describes the circumstance, such as "on a training batch". With `always`
+    unknown errors become a TaskError, too, except for lack of memory and lost ranks.
     """
     try:
         yield

@@ -22,7 +22,7 @@ from ...system.secret_masking import masked
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #1fe801c8
 def cell_number(file: str) -> int | None:
-    """Return the number of the notebook cell that Python calls `file`, if it is one of this session."""
+    """Return the number of this session's cell that Python calls `file`."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     source = "".join(linecache.getlines(file)).strip()
     if shell is None or not source:
@@ -32,7 +32,7 @@ def cell_number(file: str) -> int | None:
 
 
 def file_label(file: str) -> str:
-    """Return a short name of a file: `cell 3`, `a cell`, `mine.py`."""
+    """Return a file's short name: `cell 3`, `a cell`, `mine.py`."""
     if "ipykernel" in file or file.startswith("<"):
         number = cell_number(file)
         return "a cell" if number is None else f"cell {number}"
@@ -65,12 +65,12 @@ def frames_of(traceback: str) -> list[Frame]:
 
 
 def own_frame(traceback: str) -> Frame | None:
-    """Return the innermost frame of the user's code; None if there is none."""
+    """Return the innermost frame of the user's code, if any."""
     return next((frame for frame in reversed(frames_of(traceback)) if frame.is_own), None)
 
 # %% ../../../nbs/35_task/09_checks/04_failure_report.ipynb #c74a7847
 def code_around(frame: Frame, lines: int = 2) -> tuple[tuple[int, str], ...]:
-    """Return (number, text) of the frame's line and `lines` lines before it, dedented; () without a source."""
+    """Return (number, text) of the frame's line and `lines` before it; () without a source."""
     source = linecache.getlines(frame.file)
     if not 0 < frame.line <= len(source):
         return ()
@@ -80,7 +80,7 @@ def code_around(frame: Frame, lines: int = 2) -> tuple[tuple[int, str], ...]:
 
 
 def short_traceback(traceback: str) -> str:
-    """Return the user's frames with their code, or else the innermost one, and the error."""
+    """Return the user's frames, or else the innermost one, and the error."""
     frames = frames_of(traceback)
     kept = [frame for frame in frames if frame.is_own] or frames[-1:]
     left, words = len(frames) - len(kept), list[str]()
@@ -97,12 +97,12 @@ _REASON = "Reason: "
 
 
 def with_reason(reason: str, traceback: str) -> str:
-    """Return the text of a rank's error file: the `reason` in a line, if any, and the traceback."""
+    """Return a rank's error file: the `reason`, if any, and the traceback."""
     return f"{_REASON}{' '.join(reason.split())}\n{traceback}" if reason else traceback
 
 
 def read_error(file: Path) -> tuple[str, str]:
-    """Return (reason, traceback) of a rank's error file. Raise OSError if it cannot be read."""
+    """Return (reason, traceback) of a rank's error file, or raise OSError."""
     text = masked(read_start(file))
     if not text.startswith(_REASON):
         return "", text
@@ -118,7 +118,7 @@ _ANSI = re.compile(
 
 
 def last_lines(log: Path, most: int = MOST_LINES, traceback: str = "") -> tuple[str, ...]:
-    """Return the last `most` lines of a log before its `traceback`, without colours and the kit's first line."""
+    """Return the last lines of a log before its `traceback`, without colours and the first line."""
     try:
         text = read_end(log)
     except OSError:
@@ -163,7 +163,7 @@ def _rank_of(reason: str, logs: Path) -> int:
 
 
 def explain_failure(run_dir: Path, reason: str) -> Failure:
-    """Return the report of the run in `run_dir` that failed for `reason`."""
+    """Return the report of a run that failed for `reason`."""
     logs, rank, traceback = run_dir / "logs", 0, ""
     with contextlib.suppress(OSError):
         rank = _rank_of(reason, logs)

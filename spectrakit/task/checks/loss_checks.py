@@ -34,7 +34,7 @@ _COMPARE = {
 
 
 def spread_shapes(tensors: list[Any], samples: int) -> tuple[list[int], list[int]] | None:
-    """Return the shapes of tensors [samples, 1] and [samples], one of them with a gradient, if there are such."""
+    """Return the shapes of tensors [samples, 1] and [samples], if there are such."""
     column, row = (samples, 1), (samples,)
     for i, first in enumerate(tensors):
         for second in tensors[i + 1 :]:
@@ -46,10 +46,7 @@ def spread_shapes(tensors: list[Any], samples: int) -> tuple[list[int], list[int
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #45449787
 @contextlib.contextmanager
 def watch_shapes(task: Any, samples: int) -> Iterator[None]:
-    """Raise RequestError if the loss of a batch of `samples` broadcasts outputs and targets in this block.
-
-    Use it for one batch: it slows down each operation.
-    """
+    """Raise RequestError if a batch's loss broadcasts outputs and targets in this block, which slows each operation."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -75,7 +72,7 @@ def _explain_shapes(task: Any, name: str, first: list[int], second: list[int], s
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #ab29bb44
 def first_bad_layer(model: Any, forward: Callable[[], Any]) -> str | None:
-    """Return the first layer with outputs that are not finite while `forward` runs, such as `2 (ReLU)`, if any."""
+    """Return the first layer, such as `2 (ReLU)`, with outputs that are not finite, if any."""
     import torch
 
     found: list[str] = []
@@ -96,7 +93,7 @@ def first_bad_layer(model: Any, forward: Callable[[], Any]) -> str | None:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #60480f4a
 def adds_up(plan: BatchPlan) -> bool:
-    """Return whether an optimizer step may combine losses of batches of different size."""
+    """Return whether a step may combine batches of different size."""
     return (
         plan.gradient_accumulation_steps > 1
         or plan.world_size > 1
@@ -117,7 +114,7 @@ def _tolerance(model: Any) -> float:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #cd834838
 def read_rows(batches: Batches, rows: slice) -> Any:
-    """Return samples of the first epoch as one batch; `rows` are positions in its order."""
+    """Return samples of the first epoch, at positions `rows`, as one batch."""
     one, count = copy.copy(batches), rows.stop - rows.start
     one.plan = replace(batches.plan, cuts=lambda: iter([Cut(rows.start, rows.stop, count, count, True)]))
     return next(iter(one.epoch(0))).data
@@ -132,7 +129,7 @@ def _part_rows(samples: int) -> list[slice]:
 
 # %% ../../../nbs/35_task/09_checks/00_loss_checks.ipynb #25890863
 def _whole_and_parts(data: Any, samples: int, batches: Batches | None) -> tuple[list[Any], list[tuple[Any, int]]]:
-    """Return two copies of a batch, and its parts with their sample counts, if it can be divided."""
+    """Return two copies of a batch, and its parts with their sample counts."""
     if batches is not None and samples < _SEVERAL:
         cuts = islice(batches.plan.cuts_from(0), _SEVERAL)
         count = min(_SEVERAL, sum(cut.stop - cut.start for cut in cuts))
@@ -152,12 +149,8 @@ def _whole_and_parts(data: Any, samples: int, batches: Batches | None) -> tuple[
 def uneven_mean(task: Any, model: Any, data: Any, samples: int, batches: Batches | None = None) -> str | None:
     """Return a message if the loss of a batch is not the mean of the losses of its parts, else None.
 
-    Args:
-        task: Task with the loss, computed in eval mode without gradients.
-        model: Model of the task.
-        data: Batch.
-        samples: Number of its samples.
-        batches: Training batches, to read a batch larger than `data`.
+    `task` computes it with `model` in eval mode, without gradients. `data` has `samples`; a larger batch is read from
+    `batches`.
     """
     import torch
 

@@ -24,7 +24,7 @@ from ..task import names_in
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #104fff79
 class _Attributes:
-    """Copy of an object's attributes and of the content of its lists, sets and mappings."""
+    """Copy of an object's attributes and of its containers."""
 
     def __init__(self, owner: Any):
         self.owner = owner
@@ -42,7 +42,7 @@ class _Attributes:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #4e16751b
 class ModelCopy:
-    """Copy of a model: the attributes of its modules, and its tensors with their gradients."""
+    """Copy of a model: its modules' attributes, tensors and gradients."""
 
     def __init__(self, model: Any):
         import torch
@@ -84,7 +84,7 @@ _MAX_ARRAY_BYTES = 2**26  # bytes of an array that is copied
 
 
 def _bytes(thing: Any) -> int:
-    """Return the bytes of an array; 0 for a sparse tensor and for other objects."""
+    """Return the bytes of an array; 0 for other objects."""
     sparse = hasattr(thing, "layout") and not str(thing.layout).endswith("strided")
     return 0 if sparse else getattr(thing, "nbytes", 0)
 
@@ -105,7 +105,7 @@ def _generator_state(thing: Any) -> _GeneratorState | None:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #c7a7611d
 def _parts(thing: Any) -> tuple[Any, list]:
-    """Return (copy, parts to visit) of `thing`; the copy is None if it cannot be restored."""
+    """Return (copy, parts to visit); the copy is None if it cannot be restored."""
     torch, numpy = (sys.modules.get(name) for name in ("torch", "numpy"))
     if (generator := _generator_state(thing)) is not None:
         return generator, []
@@ -178,7 +178,7 @@ def _set_generator(generator: Any, state: Any) -> None:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #b54e0e42
 def _is_unchanged(thing: Any, held: Any) -> bool:
-    """Compare `thing` with its copy; modules and generators count as equal."""
+    """Compare `thing` with its copy; modules and generators are equal."""
     if held is None or isinstance(held, (ModelCopy, _GeneratorState)):
         return True
     if hasattr(held, "nbytes"):
@@ -191,7 +191,7 @@ def _is_unchanged(thing: Any, held: Any) -> bool:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #3354aaf5
 class TaskState:
-    """Copy of a task: its attributes, the attributes of its classes, and the content of both."""
+    """Copy of a task: attributes, also of its classes, and their content."""
 
     def __init__(self, task: Any):
         self.kinds = [(kind, dict(vars(kind))) for kind in type(task).__mro__ if is_own(kind)]
@@ -219,7 +219,7 @@ class TaskState:
             _set_class_attributes(kind, own)
 
     def changed(self) -> set[str]:
-        """Return the names of attributes that are new or have changed."""
+        """Return the names of changed or new attributes."""
         names = {name for name, thing, held in self.held.values() if not _is_unchanged(thing, held)}
         pairs = [(own, vars(kind)) for kind, own in self.kinds]
         return names.union(
@@ -235,7 +235,7 @@ def _position(state: Any) -> str:
 
 
 def drawn_from(state: TaskState) -> list[Any]:
-    """Return the task's random generators that were drawn from since the copy `state`."""
+    """Return the task's generators drawn from since `state`."""
     states = [(thing, held) for _, thing, held in state.held.values() if isinstance(held, _GeneratorState)]
     return [thing for thing, held in states if _position(_generator_state(thing)) != _position(held)]
 
@@ -271,7 +271,7 @@ def _values_read(functions: list[Any], excluded: tuple[type, ...]) -> dict[str, 
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #9d00a26b
 class GlobalState:
-    """Values of the user's modules that `functions` read, directly or indirectly, except classes in `excluded`."""
+    """Values of the user's modules that `functions` read, except classes in `excluded`."""
 
     def __init__(self, functions: list[Any], excluded: tuple[type, ...] = ()):
         self.functions, self.excluded = functions, excluded
@@ -288,7 +288,7 @@ _MAX_COPIED_BYTES = 2**28  # total bytes of arrays up to which they are copied
 
 
 class _Pickler(pickle.Pickler):
-    """Pickler that stores code and arrays in `kept` instead of the pickle."""
+    """Pickler that stores code and arrays in `kept`."""
 
     def __init__(self, file: Any):
         super().__init__(file)
@@ -319,7 +319,7 @@ def _copy_of_array(thing: Any) -> Any:
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #6b871efa
 class Arrived:
-    """Copy of a task as this process received it; `rebuild` rebuilds it."""
+    """Copy of a task as received; `rebuild` rebuilds it."""
 
     def __init__(self, task: Any):
         self.task, self.classes = task, [(kind, dict(vars(kind))) for kind in type(task).__mro__ if is_own(kind)]
@@ -360,7 +360,7 @@ class Arrived:
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #014ae6e5
 @contextlib.contextmanager
 def restored_after(task: Any, enabled: bool = True) -> Iterator[Callable[[Any], None]]:
-    """Restore `task`, and each model passed to the yielded function, at the end if `enabled`."""
+    """Restore `task` and models passed to the yielded function, if `enabled`."""
     kept: list[Any] = [TaskState(task)] if enabled and task is not None else []
     try:
         yield (lambda model: kept.append(ModelCopy(model))) if enabled else (lambda model: None)
@@ -396,9 +396,9 @@ def _part(tensor: Any) -> Any:
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #5f24fb9a
 @contextlib.contextmanager
 def undone(task: Any, model: Any, sharded: bool = False) -> Iterator[None]:
-    """Undo all changes to `task`, `model` and the random generators at the end of this block.
+    """Undo all changes to `task`, `model` and the generators at the end of this block.
 
-    `sharded` tells whether FSDP shards the model. `TaskState` documents the restored parts of a task.
+    `sharded` tells whether FSDP shards the model. `TaskState` documents the restored parts.
     """
     generators = random_state()
     shards = ShardsCopy(model) if sharded else None
