@@ -176,7 +176,7 @@ def write_predictions(
     outputs = {name: values for name, values in arrays.items() if name != "targets"}
     table = submission_table(task, outputs if whole else filled(outputs, samples))
     result = checked(table, sample, before)
-    notes = [*earlier_notes, *result.notes]
+    notes = [*earlier_notes, *getattr(table, "attrs", {}).get("notes", ()), *result.notes]
     if whole and result.missing:
         notes.append(f"{result.missing} rows were missing and keep their earlier values")
     return file._put(result.sheet, SubmissionState(str(file.out), "predictions", done, samples, notes=tuple(notes)))

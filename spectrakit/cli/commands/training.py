@@ -75,6 +75,8 @@ def _report_submission(run: "Run", out: Path) -> int:
     if state is None or state.source != "predictions":
         return 1  # the reason was printed
     print_text(f"predictions in {run.path}, table in {out}" + ("" if state.is_whole else f"; {state}"))
+    for note in state.notes:
+        print_text(f"{out.name}: {note}")
     return 0
 
 # %% ../../../nbs/94_cli/03_commands/01_training.ipynb #e4bb9581
