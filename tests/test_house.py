@@ -544,8 +544,9 @@ LONG_CELLS = {
     ): "a table of fields, and methods of a line that say what follows from them",
     ("86_tasks/04_spectrum/02_regression", "SpectrumData"): "a task: arrays, divisions, learned facts",
     ("86_tasks/04_spectrum/02_regression", "SpectrumRegression"): "a task: a short method each",
-    ("86_tasks/05_table/06_table", "Table"): "a task: a short method for each question that training asks",
-    ("86_tasks/05_table/06_table", "TableRows"): "what has been read, and by which recipe",
+    ("86_tasks/05_table/10_table", "Table"): "a task: a short method for each question that training asks",
+    ("86_tasks/05_table/10_table", "TableNet"): "a network: a short method for each question that training asks",
+    ("86_tasks/05_table/10_table", "TableRows"): "what has been read, and by which recipe",
     ("86_tasks/05_table/03_columns", "Columns"): "an encoding: its fields, and the inputs that follow from them",
     (
         "25_checkpoint/05_async_writer",

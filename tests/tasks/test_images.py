@@ -195,6 +195,41 @@ def test_deep_transparent_and_turned_pictures_look_as_they_should(tmp_path):
     assert read_picture(tmp_path / "turned.png", Form(2, 1)).tolist() == [[[255, 0]] * 2]
 
 
+SPELLED = {
+    "another ending": lambda name: f"{name}.jpg",
+    "capitals": lambda name: f"É{name}.PNG",
+    "another form of Unicode": lambda name: f"é{name}.png",
+    "without an ending": lambda name: name,
+}
+
+
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_pictures_are_found_although_the_table_spells_them_otherwise(tmp_path, spelled):
+    competition(tmp_path)
+    for path in [*tmp_path.glob("t*/*.png")]:
+        name = {"another ending": path.name, "without an ending": path.stem}.get(spelled, f"e\u0301{path.name}")
+        path.rename(path.with_name(name))
+    for table in tmp_path.glob("*.csv"):
+        rows = pandas.read_csv(table, dtype=str)
+        rows.assign(id=rows["id"].map(SPELLED[spelled])).to_csv(table, index=False)
+    answer, predictions, _ = answered(tmp_path)
+    assert answer["id"][0] == SPELLED[spelled](f"{ROWS:03}") and len(np.unique(predictions, axis=0)) == TESTS
+    assert not notes_of(tmp_path)
+
+
+def test_infinite_and_enormous_pictures_are_said(tmp_path):
+    competition(tmp_path)
+    for i, value in enumerate((np.inf, -np.inf, np.nan)):
+        (tmp_path / "train" / f"{i:03}.png").unlink()
+        values = np.linspace(0, 1, 168, dtype=np.float32).reshape(12, 14)
+        values[0, 0] = value
+        PIL.fromarray(values).save(tmp_path / "train" / f"{i:03}.tif")
+    PIL.new("1", (20_000, 20_000)).save(tmp_path / "test" / f"{ROWS:03}.png")
+    assert len(answered(tmp_path)[0]) == TESTS
+    (note,) = (note for note in notes_of(tmp_path) if "damaged" in note)
+    assert "1 of 6 pictures to predict" in note and "more than 178 million pixels: write it smaller" in note
+
+
 def test_sizes_follow_the_pictures(tmp_path):
     seen = pixels.Look(np.array([[300, 200], [30, 60]]), {"L": 2}, 1.0)
     assert [seen.form(None, largest).size for largest in (128, 224)] == [128, 192] and seen.form(50, 128).size == 50

@@ -9,8 +9,9 @@ from spectrakit.config.compose import compose
 from spectrakit.system.errors import RequestError
 from spectrakit.tasks.table import columns
 from spectrakit.tasks.table.columns import as_written, writing_of
+from spectrakit.tasks.table.metrics import class_metrics, f1_codes, label_metrics, number_metrics
 from spectrakit.tasks.table.scaling import Targets, out_of_fold_means
-from spectrakit.tasks.table.table import Table, class_metrics, f1_codes, label_metrics, number_metrics
+from spectrakit.tasks.table.table import Table
 
 ROWS, ASKED = 240, 60
 WORDS = ("task.name=table", "task.members=2", "task.hidden=16", "task.layers=1", "task.folds=2")

@@ -30,7 +30,7 @@ from .pixels import Cache, Form, Look, cached, look
 from ..spectra import int_option
 from ..table.columns import folds_of
 from ..table.files import few, hint_of, keep_classes, keep_ids, read_table, sample_file, table_file
-from ..table.question import Question, ask, choice, plain
+from ..table.question import Question, ask, choice, missing_target, plain
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #128ca3b5
 def _column_of_files(train: Any, pictures: Pictures, path: Path, named: str | None) -> str:
@@ -235,7 +235,7 @@ def _kept(train: Any, q: Question, good: np.ndarray, notes: list[str]) -> tuple[
     """Return the rows to learn from, and their targets. Raise RequestError for fewer than two."""
     given, y = _targets(train, q)
     if not given.all():
-        notes.append(f"{int((~given).sum())} rows of the table of labels are left out: their target is missing")
+        notes.append(f"{int((~given).sum())} rows of the table of labels are left out: {missing_target(q.targets)}")
     rows = np.flatnonzero(given & good)
     if len(rows) < 2:
         raise RequestError(

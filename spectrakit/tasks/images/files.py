@@ -7,6 +7,7 @@ __all__ = ['ENDINGS', 'LABELS', 'Pictures', 'find_pictures', 'label_file', 'pict
 
 # %% ../../../nbs/86_tasks/08_images/00_files.ipynb #0899dfb8
 import os
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -21,27 +22,40 @@ LABELS = ("train", "train_labels", "trainLabels", "labels")  # names of the tabl
 
 
 class Pictures(NamedTuple):
-    """Pictures below `root`: sorted relative paths, and the paths by file name, with and without ending."""
+    """Pictures below `root`: sorted relative paths, and the paths by file name, with and without ending.
+
+    Names in `by_name` that begin with "/" are those of `_alike`.
+    """
 
     root: Path
     paths: list[str]
     by_name: dict[str, list[str]]
 
 
+def _alike(name: str) -> str:
+    """Return the same text for names that differ in capitals, in Unicode's form or in the ending of pictures."""
+    text = unicodedata.normalize("NFC", name).casefold()
+    stem, dot, ending = text.rpartition(".")
+    return f"/{stem if stem and dot + ending in ENDINGS else text}"
+
+# %% ../../../nbs/86_tasks/08_images/00_files.ipynb #i4400002
 def find_pictures(root: Path) -> Pictures:
-    """Return the pictures below a folder. Raise RequestError if there is none."""
-    paths, others, by_name = list[str](), Counter[str](), dict[str, list[str]]()
+    """Return the pictures below a folder: files with a known ending, or without any if there are no others.
+
+    Raise RequestError if there is none.
+    """
+    paths, others, by_name, plain = list[str](), Counter[str](), dict[str, list[str]](), list[str]()
     for folder, _, names in os.walk(root):
         for name in (name for name in names if not name.startswith(".")):
-            if (ending := Path(name).suffix.lower()) in ENDINGS:
-                paths.append(Path(folder, name).relative_to(root).as_posix())
-            else:
-                others[ending] += 1
-    if not paths:
+            ending = Path(name).suffix.lower()
+            if ending in ENDINGS or not ending:
+                (paths if ending else plain).append(Path(folder, name).relative_to(root).as_posix())
+            others[ending] += ending not in ENDINGS
+    if not (paths := paths or plain):
         held = f"only files that end with {few(ending for ending, _ in others.most_common())}" if others else "no files"
         raise RequestError(f"{root.name} holds no pictures, but {held}. Name another folder, or convert them to PNG.")
     for path in sorted(paths):
-        for name in {Path(path).name, Path(path).stem}:
+        for name in {Path(path).name, Path(path).stem, _alike(Path(path).name)}:
             by_name.setdefault(name, []).append(path)
     return Pictures(root, sorted(paths), by_name)
 
@@ -71,14 +85,15 @@ def locate(pictures: Pictures, name: object, role: str) -> str | None:
 
     Args:
         pictures: Files of the competition.
-        name: File name or path, with or without ending.
+        name: File name or path, with or without ending; another ending or other capitals if there is no such file.
         role: "train" or "test"; pictures below folders of this name come first.
 
     Raises:
         RequestError: If several pictures have this name.
     """
     text = str(name).replace("\\", "/").removeprefix("./")
-    found = pictures.by_name.get(text.rpartition("/")[2], [])
+    last = text.rpartition("/")[2]
+    found = pictures.by_name.get(last) or pictures.by_name.get(_alike(last), [])
     if "/" in text:
         ends = f"/{text}"
         found = [p for p in found if f"/{p}".endswith(ends) or f"/{p.rpartition('.')[0]}".endswith(ends)] or found

@@ -25,7 +25,8 @@ from .net import PictureNet, Recipe, augmented, recipe_in, small_net, timm_net
 from ..spectra import int_option
 from ..table.data import TestRows
 from ..table.files import few, sample_file
-from ..table.table import SUITABLE, DataTask, Table, answers
+from ..table.metrics import SUITABLE
+from ..table.table import DataTask, Table, answers
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #68b0aed5
 def described(training: Training, asked: Asked, metric: str = "auto") -> str:

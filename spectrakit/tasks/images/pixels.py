@@ -100,7 +100,8 @@ def look(paths: Sequence[Path]) -> Look:
         try:
             with pillow().Image.open(path) as image:
                 if image.mode[0] in "IF":
-                    peak = max(peak, float(np.nanmax(np.asarray(image))))
+                    values = np.asarray(image)
+                    peak = max(peak, float(values[np.isfinite(values)].max(initial=0)))
                 sizes.append(image.size)
                 modes[image.mode] += 1
         except RequestError:
@@ -137,6 +138,8 @@ def _read(form: Form, path: Path | None) -> tuple[np.ndarray, str]:
         return read_picture(path, form), ""
     except RequestError:
         raise
+    except pillow().Image.DecompressionBombError:
+        return black, "it has more than 178 million pixels: write it smaller"
     except Exception as error:  # a damaged file raises anything
         return black, " ".join(str(error).replace(str(path), path.name).split())[:100] or type(error).__name__
 

@@ -38,7 +38,7 @@ from spectrakit.tasks.table.files import (
     table_file,
 )
 from .net import Recipe
-from .question import Question, ask, metric_of, plain
+from .question import Question, ask, metric_of, missing_target, plain
 from .scaling import Targets
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #e9a3a17b
@@ -119,7 +119,7 @@ def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tupl
     """Return the rows with a target, and the targets: codes [rows], or numbers [rows, targets]."""
     given = train[q.targets].notna().all(axis=1)
     if not given.all():
-        notes.append(f"{int((~given).sum())} rows of {where} are left out: their target is missing")
+        notes.append(f"{int((~given).sum())} rows of {where} are left out: {missing_target(q.targets)}")
     train = train[given].reset_index(drop=True)
     if len(train) < 2:
         raise RequestError(f"{where} has {len(train)} rows with the target {few(q.targets)}, but needs at least two.")
