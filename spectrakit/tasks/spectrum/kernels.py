@@ -105,7 +105,7 @@ KEPT = 10  # kernels considered for a target
 class KernelModel:
     """Weighted kernel regressions: `parts` are kernels with coefficients [points, targets].
 
-    `honest` [samples, targets] are predictions for the training samples, each without its fold. `noise` [channels] is
+    `honest` [samples, targets] are predictions for the training samples, each without its block. `noise` [channels] is
     that of the spectra.
     """
 
@@ -162,37 +162,48 @@ def _without(grams: Grams, y: np.ndarray, fold: np.ndarray, k: int) -> np.ndarra
     return out
 
 
-def _honest(grams: Grams, tried: np.ndarray, y: np.ndarray, fold: np.ndarray, linear: np.ndarray) -> np.ndarray:
+def _honest(
+    grams: Grams, tried: np.ndarray, y: np.ndarray, fold: np.ndarray, linear: np.ndarray, alone: np.ndarray
+) -> np.ndarray:
     """Return predictions [samples, targets] with strengths and weights chosen without the fold of each sample.
 
     The predictions `tried` [kernels, strengths, samples, targets] of other folds have seen it. For few samples and
-    targets those of the best kernels are made anew, because choices among many fit the fold's noise.
+    targets those of the best kernels are made anew, because choices among many fit the fold's noise. What is chosen
+    predicts a sample from all others but its block in `alone` [samples]: nearly as many as the final model learns from.
     """
     out, few = np.empty_like(y), len(y) <= NESTED and y.shape[1] <= WIDE
     order = ((tried - y) ** 2).mean(axis=(2, 3)).min(axis=1).argsort()
     near = np.union1d(order[:KEPT], order[linear[order]][: KEPT // 2]) if few else order
     grams, tried, linear = [grams[place] for place in near], tried[near], linear[near]
+    nearly_all = np.array([held_out(*gram, y, folds_apart(alone)) for gram in grams])
     for k, b in zip(np.unique(fold), folds_apart(fold), strict=True):
         others = _without(grams, y, fold, k) if few else tried
         best, weights = _choose(others[:, :, fold != k], y[fold != k], linear)
-        mine = np.take_along_axis(tried[:, :, b], best[:, None, None], axis=1)[:, 0]
+        mine = np.take_along_axis(nearly_all[:, :, b], best[:, None, None], axis=1)[:, 0]
         out[b] = (weights[:, None] * mine).sum(axis=0)
     return out
 
 # %% ../../../nbs/86_tasks/04_spectrum/01_kernels.ipynb #2728fbe0
-def fit_kernels(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weight: np.ndarray | None = None) -> KernelModel:
+def fit_kernels(
+    x: np.ndarray,
+    y: np.ndarray,
+    fold: np.ndarray,
+    weight: np.ndarray | None = None,
+    alone: np.ndarray | None = None,
+) -> KernelModel:
     """Return the kernel regressions of `y` [samples, targets] on spectra [samples, channels].
 
     Args:
         x: Spectra.
         y: Targets.
-        fold: Fold of each sample, for its honest prediction.
+        fold: Fold of each sample, which the choices for its honest prediction have not seen.
         weight: Weight of each sample [samples]; 1 by default.
+        alone: Block of each sample, which its honest prediction has not seen; its fold by default.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(x))[:MOST])
     noise = channel_noise(fill_gaps(x[rows]))
     views = views_of(fill_gaps(x[rows]), noise)
-    weight = np.ones(len(x)) if weight is None else weight
+    weight, alone = np.ones(len(x)) if weight is None else weight, fold if alone is None else alone
     root = np.sqrt(np.maximum(weight[rows] / weight[rows].mean(), 1e-6))[:, None]
     centre = np.average(y[rows], axis=0, weights=root[:, 0] ** 2)
     spread = np.sqrt(np.average((y[rows] - centre) ** 2, axis=0, weights=root[:, 0] ** 2)) + 1e-12
@@ -208,7 +219,7 @@ def fit_kernels(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weight: np.ndarr
             parts.append((kernel, spread * w * root * (vectors @ turned)))
     model = KernelModel(centre, tuple(parts), np.empty_like(y), noise)
     model.honest[:] = model(x) if len(rows) < len(x) else 0
-    model.honest[rows] = centre + spread * _honest(grams, tried, scaled, fold[rows], linear) / root
+    model.honest[rows] = centre + spread * _honest(grams, tried, scaled, fold[rows], linear, alone[rows]) / root
     return model
 
 
