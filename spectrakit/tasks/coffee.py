@@ -32,14 +32,12 @@ from ..view.picture import Picture
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #a4444bc2
 def coffee_inputs(spectra: np.ndarray) -> torch.Tensor:
-    """Return the derivatives of spectra in absorbance [samples, 1841], of the same shape."""
+    """Return the derivatives of spectra in absorbance [samples, 1841]."""
     return torch.tensor(derivative(standard_normal_variate(spectra), 21), dtype=torch.float32)
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #23a2fc01
 class Standardize(nn.Module):
-    """Layer that standardizes each channel by the mean and spread of the training spectra: [batch, channels] →
-    the same.
-    """
+    """Layer that standardizes channels by the training spectra: [batch, channels] → the same."""
 
     mean: torch.Tensor
     spread: torch.Tensor
@@ -55,7 +53,7 @@ class Standardize(nn.Module):
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #841e79a6
 def coffee_net(channels: int, classes: int = 3, width: int = 16) -> nn.Module:
-    """Return a 1-D convolutional network: [batch, channels] → class scores [batch, classes]."""
+    """Return a 1-D convolutional network: [batch, channels] → scores [batch, classes]."""
 
     def block(inputs: int, kernel: int, stride: int) -> list[nn.Module]:
         return [nn.Conv1d(inputs, width, kernel, stride=stride, padding=kernel // 2), nn.GroupNorm(4, width), nn.GELU()]
@@ -74,7 +72,7 @@ def coffee_net(channels: int, classes: int = 3, width: int = 16) -> nn.Module:
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #84914738
 def origin_table(scores: np.ndarray) -> dict:
-    """Return the columns of a submission: most likely origin, and probabilities by origin."""
+    """Return a submission's columns: likeliest origin, and probabilities by origin."""
     odds = np.exp(scores - scores.max(axis=1, keepdims=True))
     odds /= odds.sum(axis=1, keepdims=True)
     named = {name: odds[:, i].round(4) for i, name in enumerate(ORIGINS)}
@@ -82,14 +80,14 @@ def origin_table(scores: np.ndarray) -> dict:
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #cd57e8b8
 class Coffee(Task):
-    """Origin of a coffee by its infrared spectrum. Options: held-out fold `fold` of `folds` (-1: none), `views`
-    per spectrum.
+    """Origin of a coffee by its infrared spectrum. Options: held-out `fold` of `folds` (-1: none), `views` per
+    spectrum.
     """
 
     options: ClassVar = {"fold": 0, "folds": 5, "views": 32}
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return views of the training spectra, and the held-out spectra; each sample: (input [1841], origin)."""
+        """Return views of training spectra, and held-out spectra: (input [1841], origin)."""
         spectra, origins = coffee_data()
         train, valid = split(self, cfg, origins)
         count = int_option(self, cfg, "views", 1, 10_000)
@@ -124,7 +122,7 @@ class Coffee(Task):
 
 # %% ../../nbs/86_tasks/01_coffee.ipynb #7997d5ea
 def coffee_baseline(folds: int = 5) -> float:
-    """Return the held-out accuracy of logistic regression over the folds of `Coffee`."""
+    """Return logistic regression's held-out accuracy over the folds of `Coffee`."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import PredefinedSplit, cross_val_score
     from sklearn.pipeline import make_pipeline

@@ -27,10 +27,7 @@ EXTRA_SETTINGS = {"coffee": ("trainer.max_epochs=5",), "fermentation": ()}
 
 
 def last_metrics(task: str, *overrides: str) -> dict[str, float]:
-    """Train the built-in `task` with these settings, and return the metrics of the last step.
-
-    Raise RuntimeError if the run did not complete.
-    """
+    """Train the built-in `task` and return the last step's metrics; raise RuntimeError if the run did not complete."""
     from spectrakit.config.compose import compose
     from spectrakit.launch.job import Job
     from spectrakit.launch.job_kind import TRAIN
@@ -50,21 +47,21 @@ def last_metrics(task: str, *overrides: str) -> dict[str, float]:
 
 # %% ../../nbs/86_tasks/07_demo.ipynb #61614f5a
 def coffee_accuracy(seed: int, *overrides: str, folds: int = 5) -> float:
-    """Return the held-out accuracy of the network over `folds`, with additional settings `overrides`."""
+    """Return the network's held-out accuracy over `folds`."""
     words = (f"seed={seed}", f"task.folds={folds}", *overrides)
     runs = [last_metrics("coffee", *words, f"task.fold={k}") for k in range(folds)]
     return float(np.mean([metrics["val_accuracy"] for metrics in runs]))
 
 
 def fermentation_loo(seed: int, *overrides: str, samples: Sequence[int] = range(21)) -> float:
-    """Return the leave-one-out RMSE of the network in g/l over `samples`, with additional settings `overrides`."""
+    """Return the network's leave-one-out RMSE in g/l over `samples`."""
     words = (f"seed={seed}", "task.folds=21", *overrides)
     runs = [last_metrics("fermentation", *words, f"task.fold={k}") for k in samples]
     return math.sqrt(sum(metrics["val_rmse"] ** 2 for metrics in runs) / len(samples))
 
 
 def fermentation_hplc(seed: int) -> float:
-    """Return the RMSE in g/l on the 34 HPLC samples of the network trained on all 21 samples."""
+    """Return the RMSE in g/l on the HPLC samples, trained on all 21."""
     from spectrakit.api.actions import fit, predict
     from spectrakit.config.compose import compose
 
@@ -75,7 +72,7 @@ def fermentation_hplc(seed: int) -> float:
 
 # %% ../../nbs/86_tasks/07_demo.ipynb #be139e94
 def measure_seeds(what: str, measure: Callable[[int], float], seeds: Iterable[int]) -> list[float]:
-    """Return `measure(seed)` for each seed, and print each value with the label `what`."""
+    """Return `measure(seed)` for each seed, and print each as `what`."""
     values = []
     for seed in seeds:
         values.append(measure(seed))
@@ -107,9 +104,7 @@ def comparison_table(rows: list[Comparison]) -> str:
 
 # %% ../../nbs/86_tasks/07_demo.ipynb #490bf3f2
 def train_and_predict(task: str, runs: str, *overrides: str) -> tuple[Any, Any]:
-    """Train the built-in `task` in the folder `runs`; return the run and its predictions. Raise RunFailed on
-    failure.
-    """
+    """Train the built-in `task` in `runs`; return run and predictions, or raise RunFailed."""
     from spectrakit.api.actions import fit, predict
     from spectrakit.config.compose import compose
 
@@ -127,7 +122,7 @@ def describe_files(run: Any, predictions: Any) -> str:
 
 # %% ../../nbs/86_tasks/07_demo.ipynb #bcd66263
 def compare(seeds: int, first_hplc: float) -> list[Comparison]:
-    """Return the rows of the table; `first_hplc` is the RMSE in g/l of seed 0 on the HPLC samples."""
+    """Return the table's rows; `first_hplc` is seed 0's RMSE in g/l on the HPLC samples."""
     names = (
         "coffee: accuracy, 5 folds held out",
         "fermentation: RMSE in g/l, leave-one-out",
@@ -145,11 +140,10 @@ def compare(seeds: int, first_hplc: float) -> list[Comparison]:
 
 # %% ../../nbs/86_tasks/07_demo.ipynb #f929eb59
 def demo(runs: str = "runs", seeds: int = 1) -> int:
-    """Train both spectra tasks, print a comparison with baselines and the files of the runs.
+    """Train both spectra tasks; print a comparison with baselines and the files of the runs.
 
-    `runs` is the folder of the two kept runs, `seeds` the number of trainings of each network. Return the exit
-    status: 0,
-    or 2 if the extra `demo` is not installed.
+    `runs` holds the two kept runs, `seeds` counts the trainings of each network. Return 0, or 2 without the extra
+    `demo`.
     """
     try:
         demo_package("chemotools")

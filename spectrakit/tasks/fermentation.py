@@ -31,12 +31,12 @@ from ..view.picture import Picture
 
 # %% ../../nbs/86_tasks/02_fermentation.ipynb #b3d9b45f
 def fermentation_inputs(spectra: np.ndarray) -> np.ndarray:
-    """Return the derivatives of spectra in absorbance [samples, 410], of the same shape."""
+    """Return the derivatives of spectra in absorbance [samples, 410]."""
     return derivative(linear_correction(spectra), 15)
 
 
 def fermentation_dataset(spectra: np.ndarray, glucose: np.ndarray) -> TensorDataset:
-    """Return a data set of inputs and glucose from `spectra` [samples, 410] and `glucose` in g/l [samples]."""
+    """Return a data set of inputs and glucose from spectra [samples, 410] and g/l [samples]."""
     inputs = torch.tensor(fermentation_inputs(spectra), dtype=torch.float32)
     return TensorDataset(inputs, torch.tensor(glucose, dtype=torch.float32))
 
@@ -44,13 +44,8 @@ def fermentation_dataset(spectra: np.ndarray, glucose: np.ndarray) -> TensorData
 class CalibrationNet(nn.Module):
     """Calibration network: inputs [batch, channels] → concentration [batch], in the unit of the targets.
 
-    Principal components, mean and spread are buffers, computed from the training samples.
-
-    Args:
-        inputs: Training inputs [samples, channels].
-        targets: Training targets [samples].
-        components: Maximum number of principal components (default 8).
-        hidden: Width of the hidden layer (default 16).
+    Principal components, mean and spread of the training `inputs` [samples, channels] and `targets` [samples] are
+    buffers. `components` is the maximum number of components, `hidden` the width of the hidden layer.
     """
 
     mean: torch.Tensor
@@ -82,13 +77,13 @@ class CalibrationNet(nn.Module):
 class Fermentation(Task):
     """Glucose in g/l by an infrared spectrum. Held-out fold: `fold` of `folds` (-1: none).
 
-    The test set is a fermentation with 34 HPLC samples. The loss is the squared error in units of (10 g/l)².
+    The test set is a fermentation with 34 HPLC samples. The squared error is in units of (10 g/l)².
     """
 
     options: ClassVar = {"fold": 0, "folds": 4, "views": 128}
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return views of the training samples, and the held-out samples; each: (input [410], glucose in g/l)."""
+        """Return views of training samples, and held-out samples: (input [410], glucose in g/l)."""
         spectra, glucose = fermentation_data()
         train, valid = split(self, cfg, glucose)
         views = Views(int_option(self, cfg, "views", 1, 10_000), cfg.seed, noise=3e-4)
@@ -96,7 +91,7 @@ class Fermentation(Task):
         return seen, fermentation_dataset(spectra[valid], glucose[valid]) if len(valid) else None
 
     def model(self, cfg: Config) -> nn.Module:
-        """Return the calibration network on the principal components of the training samples."""
+        """Return the calibration network of the training samples."""
         spectra, glucose = fermentation_data()
         train, _ = split(self, cfg, glucose)
         inputs, targets = fermentation_dataset(spectra[train], glucose[train]).tensors
@@ -111,7 +106,7 @@ class Fermentation(Task):
         return {"rmse": float((predictions - targets).square().mean().sqrt())}
 
     def test_dataset(self, cfg: Config) -> TensorDataset:
-        """Return the 34 HPLC samples: nearest on-line spectrum and analysed glucose."""
+        """Return the 34 HPLC samples: nearest spectrum and glucose."""
         spectra, _, glucose = hplc_data()
         return fermentation_dataset(spectra, glucose)
 
@@ -126,12 +121,12 @@ class Fermentation(Task):
 
 # %% ../../nbs/86_tasks/02_fermentation.ipynb #7ad1f85d
 def rmse(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Return the root mean squared error in the unit of the targets."""
+    """Return the root mean squared error."""
     return float(np.sqrt(np.mean((predictions - targets) ** 2)))
 
 
 def fermentation_baseline(components: int = 6) -> tuple[float, float]:
-    """Return the RMSE of PLS in g/l: leave-one-out over the 21 samples, and on the 34 HPLC samples."""
+    """Return the RMSE of PLS in g/l: leave-one-out over 21 samples, and on the 34 HPLC samples."""
     from sklearn.cross_decomposition import PLSRegression
     from sklearn.model_selection import LeaveOneOut, cross_val_predict
 

@@ -25,7 +25,7 @@ class MissingExtra(RequestError, ImportError):
 
 
 def demo_package(name: str) -> Any:
-    """Import the module `name` of the extra `demo`. Raise MissingExtra if it is not installed."""
+    """Import the module `name` of the extra `demo`, or raise MissingExtra."""
     try:
         importlib.import_module("pandas")  # chemotools reads its tables with pandas, but does not require it
         return importlib.import_module(name)
@@ -41,7 +41,7 @@ ORIGINS = ("Brasil", "Ethiopia", "Vietnam")
 
 @functools.cache
 def coffee_data() -> tuple[np.ndarray, np.ndarray]:
-    """Return coffee spectra, absorbance [60, 1841], and their origins as indices into ORIGINS [60]."""
+    """Return absorbance [60, 1841] of coffees, and their indices into ORIGINS [60]."""
     spectra, labels = demo_package("chemotools.datasets").load_coffee()
     return spectra.to_numpy(np.float64), np.array([ORIGINS.index(name) for name in labels["labels"]])
 
@@ -51,7 +51,7 @@ BANDS = (950.0, 1500.0)  # cm-1
 
 @functools.cache
 def fermentation_data() -> tuple[np.ndarray, np.ndarray]:
-    """Return the spectra of the laboratory samples within BANDS [21, 410], and their glucose in g/l [21]."""
+    """Return the laboratory spectra within BANDS [21, 410], and their glucose in g/l [21]."""
     spectra, glucose = demo_package("chemotools.datasets").load_fermentation_train()
     return _within_bands(spectra), glucose["glucose"].to_numpy(np.float64)
 
@@ -66,8 +66,8 @@ MINUTES_BETWEEN_SPECTRA = 1.25
 
 @functools.cache
 def online_data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a fermentation: spectra within BANDS [1626, 410], hours of the HPLC samples [34], their glucose in
-    g/l [34].
+    """Return a fermentation: spectra within BANDS [1626, 410], and the HPLC samples' hours [34] and glucose in g/l
+    [34].
     """
     spectra, hplc = demo_package("chemotools.datasets").load_fermentation_test()
     spectra = _within_bands(spectra)
@@ -76,38 +76,36 @@ def online_data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 # %% ../../nbs/86_tasks/00_spectra.ipynb #b8f3a575
 def nearest_spectrum(hours: np.ndarray, spectra: int) -> np.ndarray:
-    """Return the index of the nearest of `spectra` on-line spectra for each of `hours`."""
+    """Return the index of the nearest on-line spectrum for each of `hours`."""
     return np.clip(np.rint(hours * 60 / MINUTES_BETWEEN_SPECTRA).astype(int), 0, spectra - 1)
 
 
 def hplc_data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the HPLC samples: nearest spectra [34, 410], hours [34], glucose in g/l [34]."""
+    """Return the HPLC samples: spectra [34, 410], hours [34], glucose in g/l [34]."""
     online, hours, glucose = online_data()
     return online[nearest_spectrum(hours, len(online))], hours, glucose
 
 # %% ../../nbs/86_tasks/00_spectra.ipynb #23a2fc05
 def standard_normal_variate(spectra: np.ndarray) -> np.ndarray:
-    """Scale each spectrum [samples, channels] to mean 0 and standard deviation 1."""
+    """Scale each spectrum [samples, channels] to mean 0 and deviation 1."""
     return (spectra - spectra.mean(axis=1, keepdims=True)) / spectra.std(axis=1, keepdims=True)
 
 
 def linear_correction(spectra: np.ndarray) -> np.ndarray:
-    """Subtract the straight line through the ends of each spectrum [samples, channels]."""
+    """Subtract the straight line through the ends of each spectrum."""
     across = np.linspace(0, 1, spectra.shape[1])
     return spectra - spectra[:, :1] * (1 - across) - spectra[:, -1:] * across
 
 
 def derivative(spectra: np.ndarray, window: int) -> np.ndarray:
-    """Return the Savitzky-Golay derivative (order 2) of each spectrum [samples, channels] over `window` channels."""
+    """Return the Savitzky-Golay derivative (order 2) of spectra over `window` channels."""
     from scipy.signal import savgol_filter
 
     return savgol_filter(spectra, window, 2, deriv=1, axis=1)
 
 # %% ../../nbs/86_tasks/00_spectra.ipynb #d3d1e38b
 def fold_of_samples(targets: np.ndarray, folds: int) -> np.ndarray:
-    """Return the fold, 0 … folds - 1, of each sample [samples]. Equal targets are distributed in a fixed random
-    order.
-    """
+    """Return the fold of each sample [samples]; equal targets are distributed in a fixed random order."""
     order = np.lexsort((np.random.default_rng(0).permutation(len(targets)), targets))
     fold = np.empty(len(targets), dtype=int)
     fold[order] = np.arange(len(targets)) % folds
@@ -115,17 +113,8 @@ def fold_of_samples(targets: np.ndarray, folds: int) -> np.ndarray:
 
 # %% ../../nbs/86_tasks/00_spectra.ipynb #6572ced2
 def int_option(task: Task, cfg: Config, name: str, lowest: int, highest: int) -> int:
-    """Return the integer option `name` of the task.
-
-    Args:
-        task: Task with the default in its `options`.
-        cfg: Settings; `task.NAME=3` sets the option.
-        name: Name of the option.
-        lowest: Smallest permitted value.
-        highest: Largest permitted value.
-
-    Raises:
-        RequestError: If the value is not an integer in this range.
+    """Return the integer option `name` of `task` in `cfg`; raise RequestError unless it is from `lowest` to
+    `highest`.
     """
     value = task.option(cfg, name)
     if type(value) is int and lowest <= value <= highest:
@@ -134,7 +123,7 @@ def int_option(task: Task, cfg: Config, name: str, lowest: int, highest: int) ->
 
 
 def split(task: Task, cfg: Config, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of training and held-out samples by the options `fold` and `folds` of `task` in `cfg`.
+    """Return the indices of training and held-out samples by the options `fold` and `folds`.
 
     fold=-1 holds no samples out. Raise RequestError if an option is out of range.
     """
@@ -156,11 +145,9 @@ class Views:
 
 
 def draw_views(spectra: np.ndarray, targets: np.ndarray, views: Views) -> tuple[np.ndarray, np.ndarray]:
-    """Return mixtures of each spectrum with another one, and their targets.
+    """Return mixtures of spectra [samples, channels], [samples × count, channels], and their targets [samples × count].
 
-    `spectra` [samples, channels] and `targets` [samples] become [samples × count, channels] and [samples ×
-    count], in an
-    order that repeats every `samples` rows.
+    Their order repeats every `samples` rows.
     """
     rng = np.random.default_rng(views.seed)
     first = np.tile(np.arange(len(spectra)), views.count)

@@ -14,7 +14,7 @@ from .run_state import RunState, epoch_text, estimate_left_s, number, plain_numb
 
 # %% ../../nbs/65_view/02_figures.ipynb #d1217471
 def _loss(s: RunState) -> str:
-    """Return the last finite loss, and the count of losses that were not finite."""
+    """Return the last finite loss, and the number of others."""
     not_finite = f" ({s.loss.not_finite} not finite)" if s.loss.not_finite else ""
     return f"loss {number(s.loss.last, '.4g')}{not_finite}" if s.loss.count or s.loss.not_finite else ""
 
@@ -32,7 +32,7 @@ def _logged(s: RunState, most: int = 3) -> str:
 
 
 def _rates(s: RunState, most: int = 4) -> str:
-    """Return the learning rates of parameter groups, if they differ."""
+    """Return the groups' learning rates if they differ."""
     rates = [f"{name} {rate:.3g}" for name, rate in s.lrs.items()]
     return f"lr: {', '.join(rates[:most])}{', …' if rates[most:] else ''}" if rates else ""
 
@@ -80,22 +80,19 @@ FIGURES = (
 
 
 def details(s: RunState) -> str:
-    """Return the numbers that have neither a tile nor a panel."""
+    """Return the numbers without tile or panel."""
     return " · ".join(filter(None, (figure.text(s) for figure in FIGURES if not figure.is_drawn)))
 
 
 def figures(s: RunState, line: bool = False) -> str:
-    """Return the newest numbers of a run; with `line` only those of the terminal line."""
+    """Return a run's newest numbers, with `line` for the terminal only."""
     return " · ".join(filter(None, (figure.text(s) for figure in FIGURES if figure.in_line or not line)))
 
 # %% ../../nbs/65_view/02_figures.ipynb #dce6753b
 def times(s: RunState, now_t: float, running: bool = True) -> str:
-    """Return the elapsed, remaining and available time.
+    """Return the elapsed, remaining and available time `now_t` seconds after the start.
 
-    Args:
-        s: State of the run.
-        now_t: Seconds since the run began.
-        running: Whether a process works on the run; if not, there is no forecast (default True).
+    Without a `running` process there is no forecast.
     """
     words = [f"{format_duration(now_t)} elapsed"]
     if running and not s.status and s.total_steps and s.pace_from:
@@ -124,7 +121,7 @@ _PARTS = (  # preparation before the first step, in order: name in the log, word
 def start_phases(s: RunState, waited_s: float) -> list[tuple[str, float | None, bool]]:
     """Return (words, seconds or None, whether it goes on) of each part of the preparation; [] after the first step.
 
-    `waited_s`: seconds since the view was made.
+    `waited_s` is the view's age.
     """
     if s.loss.count or s.loss.not_finite or s.status or s.step:
         return []

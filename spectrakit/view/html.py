@@ -20,12 +20,12 @@ from .picture import Picture
 
 # %% ../../nbs/65_view/07_html.ipynb #b23cc830
 def is_secret(name: str) -> bool:
-    """Check whether a setting or variable of this name may hold a secret."""
+    """Check whether a setting of this name may be secret."""
     return secrecy(name) > 0
 
 
 def plain(text: Any, length: int = 20_000) -> str:
-    """Return `text` without secrets and control characters; of longer texts the last `length` characters."""
+    """Return the last `length` characters without secrets and control characters."""
     text = str(text)
     if len(text) > 2 * length:
         text = "…" + text[-2 * length :]
@@ -39,7 +39,7 @@ def safe(text: Any, length: int = 20_000) -> str:
 
 # %% ../../nbs/65_view/07_html.ipynb #78512f22
 def cell(value: Any) -> str:
-    """Return the text of a cell: a dash for None, numbers in a few digits."""
+    """Return a cell's text: a dash for None, numbers in few digits."""
     if value is None or value == "":
         return "–"
     if isinstance(value, float):
@@ -55,9 +55,9 @@ _CELL = (
 
 
 def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = "") -> str:
-    """Return rows as an HTML table; the first column names the rows.
+    """Return rows as an HTML table; the first column names them.
 
-    `head`: whether the first row names the columns. `caption`: for screen readers.
+    With `head` the first row names columns. `caption` is for screen readers.
     """
     lines = []
     for number, row in enumerate(rows):
@@ -84,7 +84,7 @@ def table_html(rows: Sequence[Sequence[Any]], head: bool = True, caption: str = 
 
 # %% ../../nbs/65_view/07_html.ipynb #cdd92e54
 def table_text(rows: Sequence[Sequence[Any]], width: int = 40) -> str:
-    """Return rows as aligned text; no cell is wider than `width`."""
+    """Return rows as aligned text; `width` limits cells."""
     texts = [[_cut(" ".join(cell(value).split()), width) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=False)]
     return "\n".join(
@@ -97,7 +97,7 @@ def _cut(text: str, width: int) -> str:
 
 # %% ../../nbs/65_view/07_html.ipynb #da12953e
 def picture_html(picture: Picture, description: str) -> str:
-    "Return a picture for a page; `description` is for screen readers."
+    """Return a page's picture, with `description` for screen readers."""
     if picture.panels:
         return f'<figure aria-label="{safe(description)}">{picture.html()}</figure>'
     width, source = picture.figure.get_figwidth(), base64.b64encode(picture._repr_png_()).decode()
@@ -112,7 +112,7 @@ def fold(summary: str, body: str, opened: bool = False) -> str:
 
 @cache
 def _environment() -> Any:
-    """Return the templates, with masking and escaping of all texts."""
+    """Return the templates, with masking and escaping."""
     from jinja2 import Environment, PackageLoader
 
     def masked_text(value: Any) -> Any:
@@ -123,12 +123,12 @@ def _environment() -> Any:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the page that a template of `spectrakit/templates` makes of `values`."""
+    """Return the page of a template in `spectrakit/templates`."""
     return _environment().get_template(template).render(**values) + "\n"
 
 # %% ../../nbs/65_view/07_html.ipynb #68f90085
 def _with_classes(body: str) -> tuple[str, str]:
-    """Replace frequent styles by classes; return the HTML and the rules of the classes."""
+    """Replace frequent styles by classes; return HTML and rules."""
     styles = re.findall(r'<[^<>]* style="([^"]{20,})"', body)
     often = [style for style, count in Counter(styles).items() if count > 3]
     names = {style: f"s{number}" for number, style in enumerate(often)}
@@ -144,7 +144,7 @@ def _with_classes(body: str) -> tuple[str, str]:
 
 
 def made(make: Callable[..., str], *args: Any) -> str:
-    """Return `make(*args)`, a part of a page; if it fails, a sentence with the reason."""
+    """Return the part `make(*args)`, or a sentence with the reason of a failure."""
     try:
         return make(*args)
     except Exception as error:
@@ -152,14 +152,9 @@ def made(make: Callable[..., str], *args: Any) -> str:
 
 
 def page(name: str, sections: dict[str, str], state: str = "", subtitle: str = "", links: bool = False) -> str:
-    """Return a page of sections.
+    """Return a page named `name`, with the HTML of `sections` by heading.
 
-    Args:
-        name: Title of the page.
-        sections: HTML of each section, by heading.
-        state: Status beside the title (default: none).
-        subtitle: Line below the title (default: none).
-        links: Whether links to the sections stand above them (default False).
+    `state` stands beside the name, `subtitle` below, then `links` to the sections.
     """
     bodies, rules = _with_classes("\0".join(sections.values()))
     parts = dict(zip(sections, bodies.split("\0"), strict=True))

@@ -31,7 +31,7 @@ def _valid_line(curve: Curve, label: str = "valid") -> Line:
 
 
 def ghost_line(earlier: RunState | None, metric: str) -> list[Line]:
-    """Return the curve of an earlier run for comparison: of the loss (metric ''), or of a metric; [] if it has none."""
+    """Return an earlier run's curve of the loss (metric '') or a metric; [] without one."""
     curve = None if earlier is None else earlier.valid.get(metric) if metric else earlier.loss
     if curve is None or curve.count < 2:
         return []
@@ -42,12 +42,12 @@ def ghost_line(earlier: RunState | None, metric: str) -> list[Line]:
 
 
 def _cut(lines: list[Line], last: float) -> list[Line]:
-    """Return the lines up to step `last`, the end of this run."""
+    """Return the lines up to step `last`."""
     return [replace(line, x=x, y=line.y[: len(x)]) for line in lines if (x := [v for v in line.x if v <= last])]
 
 # %% ../../nbs/65_view/05_panels.ipynb #26bccd2b
 def _ring(s: RunState, metric: str) -> list[tuple[float, float, str]]:
-    """Return the ring at the best checkpoint on the curve of `metric`."""
+    """Return the ring at the best checkpoint of `metric`."""
     value = s.best["metrics"].get(metric) if s.best else None
     return [(s.best["step"], value, "currentColor")] if s.best and plain_number(value) else []
 
@@ -79,7 +79,7 @@ def _loss_panel(s: RunState, log: bool | None, earlier: RunState | None) -> Pane
 
 # %% ../../nbs/65_view/05_panels.ipynb #c9c9d128
 def _metric_panel(s: RunState, metric: str, earlier: RunState | None) -> Panel:
-    """Return the panel of an evaluation metric, with the training values that losses log under its name."""
+    """Return an evaluation metric's panel, with training values logged under its name."""
     logged = s.logged.get(f"train_{metric.removeprefix('val_').removeprefix('train_')}")
     lines = _cut(ghost_line(earlier, metric), max(s.total_steps, s.step))
     lines += [_line(logged, TRAIN, label="train")] if logged else []
@@ -103,7 +103,7 @@ def _log_panel(curve: Curve, title: str, color: str, form: str) -> Panel:
 
 # %% ../../nbs/65_view/05_panels.ipynb #8861b1c7
 def _aligned(panels: list[Panel]) -> list[Panel]:
-    """Return the panels with one x axis for all, from step 0 unless the first step is a late one."""
+    """Return the panels with a common x axis, from 0 unless steps begin late."""
     lines = [line for p in panels for line in p.lines if len(line.x)]
     own = [x for line in lines if line.dash != GHOST for x in (line.x[0], line.x[-1])]
     if not own:
@@ -115,7 +115,7 @@ def _aligned(panels: list[Panel]) -> list[Panel]:
 
 # %% ../../nbs/65_view/05_panels.ipynb #f591699d
 def second_metric(s: RunState) -> str:
-    """Return the metric of the second panel: the first of `run.metrics`, the monitor, another one, or val_loss."""
+    """Return the second panel's metric: of `run.metrics`, the monitor, another one, or val_loss."""
     others = [*(name for name in s.valid if name != "val_loss"), *s.logged]
     return next((name for name in (*s.wanted, s.monitor, *others) if name in others), "val_loss")
 
@@ -123,10 +123,7 @@ def second_metric(s: RunState) -> str:
 def four_panels(s: RunState, log: bool | None = None, earlier: RunState | None = None) -> list[Panel]:
     """Return the panels of loss, metric, learning rate and speed.
 
-    Args:
-        s: State of the run.
-        log: Whether the loss has a logarithmic axis (default None: decided by its values).
-        earlier: A run for comparison (default: none).
+    `log` makes the loss's axis logarithmic (None: its values decide). `earlier` is a run for comparison.
     """
     return _aligned(
         [
@@ -139,7 +136,7 @@ def four_panels(s: RunState, log: bool | None = None, earlier: RunState | None =
 
 
 def run_panels(s: RunState) -> list[Panel]:
-    """Return the four panels, and one of a further metric if there is one."""
+    """Return the four panels, and one of a further metric."""
     first, second, *rest = four_panels(s)
     return [first, second, *(_metric_panel(s, name, None) for name in other_metrics(s)[:1]), *rest]
 
@@ -151,7 +148,7 @@ def other_metrics(s: RunState) -> list[str]:
 
 # %% ../../nbs/65_view/05_panels.ipynb #f591699e
 def in_a_grid(cells: list[str]) -> str:
-    """Return panels in one, two or four columns, by the available width, without a script."""
+    """Return panels in one, two or four columns, by width, without a script."""
     pair = '<div style="flex:1 1 576px;min-width:0;display:flex;flex-wrap:wrap;gap:8px 16px">{}</div>'
     pairs = "".join(pair.format("".join(cells[i : i + 2])) for i in range(0, len(cells), 2))
     return f'<div class="g" style="display:flex;flex-wrap:wrap;gap:8px 16px">{pairs}</div>'
@@ -160,14 +157,9 @@ def in_a_grid(cells: list[str]) -> str:
 def plots(
     s: RunState, log: bool | None = None, earlier: RunState | None = None, bands: int = 20, variants: bool = True
 ) -> str:
-    """Return the four panels as HTML.
+    """Return the four panels of `s` as HTML.
 
-    Args:
-        s: State of the run.
-        log: As for `four_panels` (default None).
-        earlier: As for `four_panels` (default None).
-        bands: As for `draw_panel` (default 20).
-        variants: As for `draw_panel` (default True).
+    `log` and `earlier` are as for `four_panels`, `bands` and `variants` as for `draw_panel`.
     """
     summary = f"curves up to step {s.step}: loss {number(s.loss.last, '.4g')}"
     if s.best:
@@ -182,7 +174,7 @@ _SMALL, MOST_SMALL = (96, 18), 6  # pixels of a small curve; number of them with
 
 
 def _small(curve: Curve, name: str, color: str) -> str:
-    """Return a metric as a small curve of up to 97 points, with its name, newest value and range."""
+    """Return a metric as a small curve with name, newest value and range."""
     (width, height), (x, y) = _SMALL, drawn_points(curve)
     every = max(1, -(-len(x) // width))
     x, y = [*x[:-1:every], *x[-1:]], [*y[:-1:every], *y[-1:]]
@@ -205,9 +197,9 @@ def _small(curve: Curve, name: str, color: str) -> str:
 
 # %% ../../nbs/65_view/05_panels.ipynb #424c4065
 def small_multiples(s: RunState) -> str:
-    """Return the further metrics as small curves; '' if there are none.
+    """Return the further metrics as small curves, or ''.
 
-    The style of `toggles` shows the first MOST_SMALL of them and those that are chosen there.
+    `toggles` shows the first MOST_SMALL and chosen ones.
     """
     names = other_metrics(s)
     if not names:

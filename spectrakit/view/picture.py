@@ -121,7 +121,7 @@ LEFT, RIGHT, ABOVE, BELOW = 0.68, 0.15, 0.4, 0.45  # inches around axes with num
 
 
 def _leave_room(figure: Any, panels: Sequence[Panel], above: float, below: float) -> None:
-    """Leave room for the labels of all panels, and inches `above` and `below` them.
+    """Leave room for all labels, and inches `above` and `below` them.
 
     matplotlib's own layouts draw everything three times.
     """
@@ -147,13 +147,9 @@ def _leave_room(figure: Any, panels: Sequence[Panel], above: float, below: float
 
 # %% ../../nbs/65_view/06_picture.ipynb #c7a10007
 def draw_figure(panels: Sequence[Panel], title: str = "", names: Sequence[Line] = (), columns: int = 2) -> Any:
-    """Return a figure of matplotlib.
+    """Return a matplotlib figure of `panels`, `columns` beside each other.
 
-    Args:
-        panels: Panels to draw.
-        title: Text above them (default: none).
-        names: Lines for a legend of all panels (default: none).
-        columns: Panels beside each other (default 2).
+    The text `title` and the legend `names` stand above them.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -181,7 +177,7 @@ def draw_figure(panels: Sequence[Panel], title: str = "", names: Sequence[Line] 
 
 # %% ../../nbs/65_view/06_picture.ipynb #c7a1000a
 def few_colours(picture: bytes) -> bytes:
-    """Return a PNG in 96 colours, a third of its size; the same PNG if Pillow cannot read it."""
+    """Return a PNG in 96 colours, a third of its size, if Pillow reads it."""
     smaller = io.BytesIO()
     try:
         from PIL import Image
@@ -194,7 +190,7 @@ def few_colours(picture: bytes) -> bytes:
 
 
 def with_png(drawn: str, png: bytes, alt: str) -> str:
-    """Return HTML with a PNG (class `k`) and SVG (class `c`, hidden); a style swaps them if the viewer keeps styles."""
+    """Return a PNG (class `k`) and hidden SVG (class `c`), swapped by a style if viewers keep it."""
     source = f"data:image/png;base64,{b64encode(png).decode()}"
     image = f'<img class="k" alt="{escaped(alt, 1000)}" style="max-width:100%" src="{source}"/>'
     return f'{image}<div class="c" hidden="" style="display:none">{drawn}</div>'
@@ -202,7 +198,7 @@ def with_png(drawn: str, png: bytes, alt: str) -> str:
 # %% ../../nbs/65_view/06_picture.ipynb #c7a1000b
 @dataclass
 class Picture:
-    """Picture of panels, shown as SVG in the notebook's theme, or of a matplotlib figure, shown as PNG."""
+    """Picture of panels, shown as SVG in the notebook's theme, or of a matplotlib figure."""
 
     drawn: Any = None  # figure of matplotlib; None: the panels are drawn
     panels: Sequence[Panel] = ()
@@ -221,7 +217,7 @@ class Picture:
         return "; ".join([*filter(None, [self.title]), *(f"{p.title} {p.value}".strip() for p in self.panels)])
 
     def html(self) -> str:
-        """Return the panels as HTML with SVG, in the colours of the page."""
+        """Return the panels as HTML in the page's colours."""
         return _panels_html(self)
 
     def save(self, path: Path | str) -> Path:
@@ -268,16 +264,14 @@ def _write(picture: Picture, path: Path) -> Path:
 
 
 def save_figure(figure: Any, path: Path | str) -> Path:
-    "Write a picture or a figure of matplotlib as PNG, SVG or PDF, by the ending of `path`; return the path."
+    """Write a picture or matplotlib figure as PNG, SVG or PDF, by the ending; return the path."""
     return (figure if isinstance(figure, Picture) else Picture(figure)).save(path)
 
 # %% ../../nbs/65_view/06_picture.ipynb #c7a1000c
 def plot_curves(events: Sequence[dict] | RunState, title: str = "") -> Picture:
-    """Return the picture of a run: loss, up to two metrics, learning rate and speed, with the best checkpoint marked.
+    """Return a run's picture: loss, up to two metrics, learning rate and speed, with the best checkpoint marked.
 
-    Args:
-        events: All events of its log, or its state.
-        title: Text above the curves (default: none).
+    `events` are all events of its log, or its state.
     """
     state = events if isinstance(events, RunState) else RunState()
     for event in () if isinstance(events, RunState) else events:

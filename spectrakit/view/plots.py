@@ -19,7 +19,7 @@ class _Values(Protocol):
 
 
 def decimate(x: _Values, y: _Values, points: int = 800) -> tuple[list, list]:
-    """Return the lowest and the highest point of each of `points` / 2 slices; shorter data are returned unchanged."""
+    """Return the lowest and highest point of each of `points` / 2 slices; shorter data stay unchanged."""
     if len(x) <= points:
         return list(x), list(y)
     keep: list[int] = []
@@ -31,13 +31,13 @@ def decimate(x: _Values, y: _Values, points: int = 800) -> tuple[list, list]:
 
 # %% ../../nbs/65_view/00_plots.ipynb #23a2fc02
 def smoothing_weight(points: int) -> float:
-    """Return the weight of the past in the moving average of `points` points; 0 for fewer than 25."""
+    """Return the past's weight in the moving average; 0 for fewer than 25 points."""
     lag = min(points / 50, 50.0)  # lag in points: weight / (1 - weight)
     return lag / (1 + lag) if points >= 25 else 0.0
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Return the exponential moving average of `values`, without the bias of its start."""
+    """Return the exponential moving average without the bias of its start."""
     result, average = [], 0.0
     for i, value in enumerate(values, 1):
         average = weight * average + (1 - weight) * value
@@ -50,7 +50,7 @@ TRAIN, VALID, RATE, SPEED = "#0072b2", "#d55e00", "#117733", "#7a5195"  # distin
 
 
 def label(text: Any, length: int = 40) -> str:
-    """Return `text` for matplotlib: one line, no control characters or formulas, long text without its middle."""
+    """Return `text` for matplotlib: one short line, no control characters or formulas."""
     text = str(text)
     if len(text) > 3 * length:
         text = f"{text[:length]}…{text[-length:]}"  # the middle is not shown

@@ -33,8 +33,7 @@ def _height(point: list) -> float:
 class Curve:
     """Points in order of x, in bounded memory; each slice keeps its lowest, highest and mean value.
 
-    Args:
-        slices: Half of the greatest number of slices (default 150).
+    `slices` is half of their greatest number.
     """
 
     def __init__(self, slices: int = 150):
@@ -48,7 +47,7 @@ class Curve:
         ] = []  # first x, last x, x and y of the lowest point, x and y of the highest, sum, count
 
     def add(self, x: float, y: Any) -> None:
-        """Add one point; a value that cannot be drawn is only counted."""
+        """Add a point; a value that cannot be drawn is only counted."""
         if type(y) not in (int, float) or not abs(y) < _LARGEST:
             self.not_finite += 1
             self._open_gap(x)
@@ -85,7 +84,7 @@ class Curve:
 
 # %% ../../nbs/65_view/01_run_state.ipynb #5fc91251
 def drop_after(curve: Curve, x: float) -> None:
-    """Remove the points after `x`, and the whole slice that contains `x` if it has several points."""
+    """Remove the points after `x`, and a slice of several points around it."""
     while curve._slices and curve._slices[-1][1] > x:
         curve.count -= curve._slices.pop()[7]
     curve.last = curve._slices[-1][6] / curve._slices[-1][7] if curve._slices else None
@@ -94,7 +93,7 @@ def drop_after(curve: Curve, x: float) -> None:
 
 
 def drawn_points(curve: Curve) -> tuple[list, list]:
-    """Return x and y of the points that a picture needs, in order."""
+    """Return x and y of points that a picture needs."""
     points = []
     for _, _, low_x, low, high_x, high, _, _ in curve._slices:
         if low_x == high_x:
@@ -105,7 +104,7 @@ def drawn_points(curve: Curve) -> tuple[list, list]:
 
 
 def smoothed(curve: Curve) -> tuple[list, list]:
-    """Return the curve as a moving average (weight: `plots.smoothing_weight`); empty lists for a short curve."""
+    """Return the curve as a moving average; empty lists for a short curve."""
     weight = smoothing_weight(curve.count)
     if not weight:
         return [], []
@@ -119,7 +118,7 @@ def smoothed(curve: Curve) -> tuple[list, list]:
 
 # %% ../../nbs/65_view/01_run_state.ipynb #38e2e33c
 def last_fifths(curve: Curve) -> tuple[float, float] | None:
-    """Return the means of the fourth and the last fifth of the points; None for a short curve."""
+    """Return the means of the points' last two fifths; None for a short curve."""
     size = len(curve._slices) // 5
     if size < 4:
         return None
@@ -133,19 +132,14 @@ def last_fifths(curve: Curve) -> tuple[float, float] | None:
 def estimate_left_s(step: int, total: int, first_step: int, first_t: float, t: float) -> float | None:
     """Return the seconds until step `total`; None before there is a pace.
 
-    Args:
-        step: Last step.
-        total: Number of steps of the run.
-        first_step: First step of this session.
-        first_t: Its time, in seconds since the run began.
-        t: Time of the last step, in seconds since the run began.
+    This session began at `first_step`, `first_t` seconds after the run; the last `step` was at `t`.
     """
     done = step - first_step
     return (t - first_t) / done * (total - step) if done > 0 and t > first_t else None
 
 
 def number(value: Any, form: str) -> str:
-    """Return a number in the format `form`, a dash for None, and other values as text."""
+    """Return a number in the format `form`, a dash for None, others as text."""
     if value is None:
         return "–"
     try:
@@ -155,14 +149,14 @@ def number(value: Any, form: str) -> str:
 
 
 def epoch_text(value: Any) -> str:
-    """Return an epoch with at most two decimals, not rounded up: 169.99 until epoch 170 is complete."""
+    """Return an epoch with two decimals, not rounded up: 169.99 until 170 is complete."""
     if not plain_number(value):
         return number(value, "g")
     return f"{math.floor(value * 100 + 1e-6) / 100:.2f}".rstrip("0").rstrip(".")
 
 
 def plain_number(value: Any) -> TypeGuard[float]:
-    """Check whether `value` is a number that can be drawn; a bool is not."""
+    """Check for a number that can be drawn; no bool."""
     return type(value) in (int, float) and abs(value) < _LARGEST
 
 # %% ../../nbs/65_view/01_run_state.ipynb #e98738e4
@@ -236,7 +230,7 @@ def _apply_start(s: RunState, e: dict) -> None:
 
 
 def _mark(s: RunState, step: int, kind: str) -> None:
-    """Add a mark; when there are too many, drop every second checkpoint."""
+    """Add a mark; among too many drop every second checkpoint."""
     if len(s.marks) >= _MARKS:
         saves = [mark for mark in s.marks if mark[1] == "checkpoint"]
         s.marks = [mark for mark in s.marks if mark not in saves[1::2]][1 - _MARKS :]
@@ -372,7 +366,7 @@ _APPLY = {
 
 
 def apply_event(state: RunState, event: Any) -> None:
-    """Update `state` with one event of the log; never raise, whatever the event is."""
+    """Update `state` with one event of the log; never raise."""
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         return
     if _is_time(event.get("t")):
@@ -386,7 +380,7 @@ def apply_event(state: RunState, event: Any) -> None:
 class StepReader:
     """Reader of the optimizer step that the processes of the run in `run_dir` have reached since their log point.
 
-    It reads the page of their heartbeats, which costs them nothing. `clock`: seconds.
+    It reads the page of their heartbeats, which costs them nothing.
     """
 
     def __init__(self, run_dir: Path, clock: Callable[[], float]):

@@ -19,7 +19,7 @@ from .plots import SPEED, TRAIN, VALID
 
 # %% ../../nbs/65_view/04_svg.ipynb #c7067f7b
 def escaped(value: Any, most: int = 200) -> str:
-    """Return `value` as text for HTML and attributes, cut to `most` characters, without control characters."""
+    """Return `value` for HTML and attributes, cut to `most` characters."""
     text = str(value) if len(str(value)) < 12 else masked(str(value))
     text = "".join(c if c.isprintable() else " " for c in text[: most + 1])
     return html.escape(text if len(text) <= most else text[: most - 1] + "…")
@@ -36,7 +36,7 @@ def ticks(low: float, high: float, most: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return powers of ten from `low` to `high`: some of many; 2 and 5 times them as well if they are few."""
+    """Return powers of ten from `low` to `high`, with their 2- and 5-fold if few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, -(-(last - first) // most))
     tens = [10.0**k for k in range(first, last + 1, every)]
@@ -45,12 +45,12 @@ def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def needs_log(values: Sequence[float]) -> bool:
-    """Check whether an axis with these values should be logarithmic."""
+    """Check whether these values need a logarithmic axis."""
     return len(values) > 1 and min(values) > 0 and max(values) > 30 * min(values)
 
 # %% ../../nbs/65_view/04_svg.ipynb #4a84934b
 def themed(color: str, what: str = "stroke") -> str:
-    """Return attributes that paint a shape in `color`, mixed with the page's ink; `what` is stroke or fill."""
+    """Return attributes that paint `what` (stroke or fill) in `color`, mixed with the page's ink."""
     if color == "currentColor":
         return f'{what}="{color}"'
     return f'{what}="{color}" style="{what}:{inked(color)}"'
@@ -110,7 +110,7 @@ MARKS = {"checkpoint": "▴", "restart": "↻", "rollback": "↶", "nan": "✕"}
 # %% ../../nbs/65_view/04_svg.ipynb #7097ab89
 @dataclass(frozen=True)
 class _Scale:
-    """Map of values between `low` and `high` to places between `start` and `end`."""
+    """Map of values to places between `start` and `end`."""
 
     low: float
     high: float
@@ -132,7 +132,7 @@ class _Scale:
 
 
 def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
-    """Return the range of an axis: the values and a margin of 5 %."""
+    """Return the values' range with a margin of 5 %."""
     low, high = min(values), max(values)
     if log:
         return low / 1.1, high * 1.1
@@ -168,7 +168,7 @@ _ACROSS = 1000  # width of a plot before it is stretched
 
 
 def _broken(line: Line, gaps: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """Return start and end index of each piece between gaps."""
+    """Return start and end of pieces between gaps."""
     if not gaps or line.dots or len(line.x) < 2:
         return [(0, len(line.x))]
     cuts = sorted({bisect_right(line.x, gap[0]) for gap in gaps} - {0, len(line.x)})
@@ -199,7 +199,7 @@ def _paths(line: Line, gaps: Sequence[Sequence[float]], sx: _Scale, sy: _Scale) 
 
 # %% ../../nbs/65_view/04_svg.ipynb #ff6df212
 def _dots(line: Line, sx: _Scale, sy: _Scale) -> str:
-    """Return the marks at the points: of a line with few points, or instead of the line."""
+    """Return marks at the points of a short line, or instead of one."""
     few = len(line.x) == 1 or (line.dots and len(line.x) <= MOST_DOTS)
     if not (line.points in ("o", "x") or (few and not line.to)):
         return ""
@@ -287,7 +287,7 @@ def _happened(p: Panel, sx: _Scale) -> str:
 
 # %% ../../nbs/65_view/04_svg.ipynb #c89f5e03
 def _bands(p: Panel, sx: _Scale, bands: int) -> str:
-    """Return the bands with the values that pointing shows; the style of the page gives them height and width."""
+    """Return bands that show values when pointed at; the page's style sizes them."""
     lines = [line for line in p.lines if line.kind != "smooth" and len(line.x)]
     parts, span = [], sx.high - sx.low
     for band in range(bands if lines else 0):
@@ -324,7 +324,7 @@ def _scales(p: Panel, log: bool) -> tuple[_Scale, _Scale]:
 
 # %% ../../nbs/65_view/04_svg.ipynb #330522c0
 def _rectangles(p: Panel, sx: _Scale, sy: _Scale) -> str:
-    """Return the shades of a matrix, light enough for text on them."""
+    """Return a matrix's shades, light enough for text."""
     shades = "".join(
         f'<rect x="{sx(x - 0.5):.1f}" y="{sy(y + 0.5):.1f}" width="{sx(1) - sx(0):.1f}" '
         f'height="{sy(0) - sy(1):.1f}" fill-opacity="{0.6 * shade:.2f}"/>'
@@ -399,13 +399,13 @@ def is_empty(p: Panel) -> bool:
 
 
 def _room(p: Panel) -> tuple[int, int]:
-    """Return the pixels left of the plot, and the height of the plot with the texts below it."""
+    """Return the pixels left of the plot, and the height with texts below."""
     left = max([54, *(14 + 6 * min(18, len(name)) for name in p.y_names.values())])
     return left, p.height + 18 + 15 * bool(p.x_label) + 40 * are_slanted(p.x_names)
 
 # %% ../../nbs/65_view/04_svg.ipynb #32915c06
 def _views(p: Panel, bands: int, variants: bool) -> str:
-    """Return the views of a panel in groups: as it is; with `variants` the other scale and the last tenth."""
+    """Return a panel's views; with `variants` also the other scale and the last tenth."""
     log = is_log(p)
     if not variants:
         return _drawn(p, log, bands)
@@ -432,10 +432,7 @@ _TITLE = "display:flex;gap:7px;height:20px;line-height:20px;overflow:hidden;whit
 def draw_panel(p: Panel, bands: int = 0, variants: bool = False) -> str:
     """Return a panel as HTML, as wide as the page allows.
 
-    Args:
-        p: The panel.
-        bands: Number of places that show their values when pointed at (default 0).
-        variants: Whether the other views of the lines are included (default False).
+    `bands` places show their values when pointed at; `variants` includes the other views of the lines.
     """
     empty, (left, height) = is_empty(p), _room(p)
     inside = "" if empty else _views(p, bands, variants)
@@ -465,7 +462,7 @@ _THEME = (
 
 
 def _placed(p: Panel, x: int, y: int) -> str:
-    """Return a panel as SVG with its upper left corner at `x`, `y`."""
+    """Return a panel as SVG at `x`, `y`."""
     (left, height), bold, at_end = _room(p), 'font-weight="bold"', 'text-anchor="end"'
     named = " ".join(
         f"<tspan {themed(line.color, 'fill')}>{'╌' if line.dash else '—'} {escaped(line.label, 24)}</tspan>"
@@ -483,13 +480,9 @@ def _placed(p: Panel, x: int, y: int) -> str:
 
 # %% ../../nbs/65_view/04_svg.ipynb #5e2d90b2
 def svg_file(panels: Sequence[Panel], title: str = "", names: Sequence[Line] = (), columns: int = 2) -> str:
-    """Return the text of a self-contained SVG file.
+    """Return the text of a self-contained SVG file of `panels`, `columns` beside each other.
 
-    Args:
-        panels: Panels to draw.
-        title: Text above them (default: none).
-        names: Lines for a legend of all panels (default: none).
-        columns: Panels beside each other (default 2).
+    The text `title` and the legend `names` stand above them.
     """
     y, parts = 24 * bool(title), []
     if title:

@@ -36,7 +36,7 @@ def bar(fraction: float, width: int = 20) -> str:
 
 
 def show_metrics(metrics: dict[str, Any]) -> str:
-    """Return metrics in one line, such as 'val_loss 0.1234 · val_accuracy 0.95'; of very many the first ones."""
+    """Return metrics in one line, such as 'val_loss 0.1234 · val_accuracy 0.95'; only the first of many."""
     words = [f"{_short(name)} {number(value, '.4g')}" for name, value in islice(metrics.items(), MOST_METRICS)]
     return " · ".join([*words, *([f"{len(metrics) - len(words)} more metrics"] if len(metrics) > len(words) else [])])
 
@@ -46,7 +46,7 @@ def _short(name: str, length: int = 60) -> str:
 
 
 def printable(text: Any, out: Any) -> str:
-    """Return `text` in the encoding of `out`, without control characters, cut to 5000 characters."""
+    """Return `text` in the encoding of `out`, cut to 5000 characters."""
     text = masked(str(text))
     text = "".join(
         c if c.isprintable() or c in "\n\t" else "�" for c in (text if len(text) <= 5000 else text[:4999] + "…")
@@ -75,7 +75,7 @@ _DECIDED = (
 
 
 def start_lines(event: dict) -> list[str]:
-    """Return the decisions before the first step with their reasons; fields that a log lacks are skipped."""
+    """Return the decisions with their reasons; missing fields are skipped."""
     reasons = [
         *(event.get("reasons") or {}).values(),
         *(f"note: {sentence}" for sentence in event.get("ignored") or []),
@@ -94,7 +94,7 @@ def start_lines(event: dict) -> list[str]:
 
 # %% ../../nbs/65_view/08_terminal.ipynb #f15b26d6
 def event_lines(event: dict, run_dir: Path) -> list[str]:
-    """Return the lines for an event of the run in `run_dir`; [] for a step."""
+    """Return the lines for a run's event; [] for a step."""
     kind = event["type"]
     if kind == "start":
         return [f"run {run_dir}", *start_lines(event)]
@@ -110,10 +110,7 @@ def event_lines(event: dict, run_dir: Path) -> list[str]:
 
 
 def progress_line(s: RunState, width: int = 20) -> str:
-    """Return the progress in one line; times come first, because a narrow terminal drops the end.
-
-    `width`: characters of the bar (default 20).
-    """
+    """Return the progress in one line; times come first, because narrow terminals drop the end."""
     done = f"{bar(s.step / s.total_steps, width) if s.total_steps else ''} {s.step}/{s.total_steps or '?'}"
     return f"{done} · {times_and_figures(s)}"
 
@@ -124,7 +121,7 @@ def times_and_figures(s: RunState) -> str:
 
 # %% ../../nbs/65_view/08_terminal.ipynb #7afe045c
 def fitting(line: str, width: int) -> str:
-    """Return `line` cut to `width` by dropping its last fields, separated by ` · `."""
+    """Return `line` cut to `width` by whole fields between ` · `."""
     fields = line.split(" · ")
     while len(fields) > 1 and len(" · ".join(fields)) > width:
         fields.pop()
@@ -132,7 +129,7 @@ def fitting(line: str, width: int) -> str:
 
 # %% ../../nbs/65_view/08_terminal.ipynb #b21dd589
 def stopping_text(s: RunState, again: str = "") -> str:
-    """Return the text for a requested stop. `again`: the action that ends the run at once, such as ■."""
+    """Return the text for a requested stop. `again` names the action that ends the run at once."""
     text = f"stopping: saving step {s.step:,}…" if s.step else "stopping…"
     return f"{text} {again} again ends now" if again else text
 
@@ -140,13 +137,8 @@ def stopping_text(s: RunState, again: str = "") -> str:
 class TextView:
     """Text view of the run in `run_dir`.
 
-    Args:
-        run_dir: Folder of the run.
-        out: Stream for the text (default: standard output).
-        redraw: Whether a line can be overwritten (default None: whether `out` is a terminal).
-        every_s: Seconds between two progress lines that cannot be overwritten.
-        only_new: Whether to skip the events that are in the log already.
-        clock: Seconds.
+    `out` is the stream, `redraw` tells whether it can overwrite a line (None: if it is a terminal), `every_s` separates
+    lines that cannot be overwritten, `only_new` skips logged events, `clock` returns seconds.
     """
 
     def __init__(
@@ -186,7 +178,7 @@ class TextView:
             self.out = io.StringIO()  # unreadable log; the run goes on
 
     def show(self, events: Iterable[dict]) -> None:
-        """Show `events`, read by this view or by another one."""
+        """Show `events`, read by any view."""
         try:
             for event in events:
                 apply_event(self.state, event)
@@ -227,7 +219,7 @@ class TextView:
         self._printed_at = self._clock()
 
     def close(self) -> None:
-        """End the output; of a failed run print the failure."""
+        """End the output; print a failure."""
         if self.state.status != "failed":
             return
         with contextlib.suppress(OSError, ValueError):  # closed stream
@@ -237,7 +229,7 @@ class TextView:
 
 # %% ../../nbs/65_view/08_terminal.ipynb #1b28f2ef
 class BarView(TextView):
-    """TextView with a bar, drawn every 0.25 s at most; a log file gets the lines of a TextView."""
+    """TextView with a bar, drawn every 0.25 s; a log file gets lines."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -262,7 +254,7 @@ class BarView(TextView):
         raise NotImplementedError
 
     def _draw(self, step: int, figures: str) -> None:
-        """Draw the bar at `step`, with the numbers beside it."""
+        """Draw the bar at `step` with numbers."""
         raise NotImplementedError
 
     def _close_bar(self) -> None:
@@ -320,7 +312,7 @@ class TqdmView(BarView):
 
 # %% ../../nbs/65_view/08_terminal.ipynb #ca7e87bf
 def _rich_bar(console: Any, total: int | None) -> Any:
-    """Return a bar of rich on `console` for `total` steps (None: unknown), drawn at each update."""
+    """Return a rich bar for `total` steps, drawn at each update."""
     from rich import progress, table
 
     columns = (
@@ -369,15 +361,9 @@ class RichView(BarView):
 
 # %% ../../nbs/65_view/08_terminal.ipynb #74e58aef
 def make_text_view(console: str, run_dir: Path, **options: Any) -> TextView | None:
-    """Return the text view for `run.console`; None for 'none'.
+    """Return the text view of `run_dir` for `console`: auto, text, tqdm, rich, or none (None).
 
-    Args:
-        console: auto, text, tqdm, rich or none.
-        run_dir: Folder of the run.
-        options: Options of TextView.
-
-    Raises:
-        RequestError: The package is missing.
+    `options` are of TextView. Raise RequestError if the package is missing.
     """
     if console == "none":
         return None

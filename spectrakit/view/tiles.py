@@ -19,14 +19,14 @@ _PIECES = 8  # pieces of the steps so far
 
 @dataclass(frozen=True)
 class Finish:
-    """Seconds until the last step; the error is about `within_s`, None while it is unknown."""
+    """Seconds until the last step, with an error of about `within_s` if known."""
 
     left_s: float
     within_s: float | None
 
 
 def _pieces(s: RunState) -> list[float]:
-    """Return the seconds per step in up to eight equal parts of this session's steps."""
+    """Return the seconds per step in up to eight equal parts of this session."""
     (first, _), (last, _) = s.paces[0], s.paces[-1]
     ends = [first + (last - first) * (i + 1) / _PIECES for i in range(_PIECES)]
     paces, at = [], s.paces[0]
@@ -39,7 +39,7 @@ def _pieces(s: RunState) -> list[float]:
 
 
 def finish(s: RunState, now_t: float) -> Finish | None:
-    """Return the end of the run; None before there is a pace. `now_t`: seconds since the run began."""
+    """Return the end of the run `now_t` seconds after its start; None before there is a pace."""
     if not s.total_steps or not s.pace_from or len(s.paces) < 2:
         return None
     left = estimate_left_s(s.step, s.total_steps, *s.pace_from, s.t - s.evaluations.once_s)
@@ -65,7 +65,7 @@ class Tile:
 
 
 def short_number(value: float) -> str:
-    """Return a number in three or four digits: 12, 3.1k, 2.4M."""
+    """Return a number in few digits: 12, 3.1k, 2.4M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
@@ -73,7 +73,7 @@ def short_number(value: float) -> str:
 
 
 def time_of_day(moment: float, now: float) -> str:
-    """Return the local time of `moment`, with the day if it is not today; both in Unix seconds."""
+    """Return the local time of `moment`, with the day unless today; both in Unix seconds."""
     try:
         then, today = time.localtime(moment), time.localtime(now)
     except (OverflowError, ValueError, OSError):
@@ -89,20 +89,20 @@ def _left_share(s: RunState) -> float:
 
 
 def _flat(s: RunState) -> bool:
-    """Check whether the training loss is flat: the last fifth is not lower than the fifth before."""
+    """Check whether the training loss is flat over the last two fifths."""
     fifths = last_fifths(s.loss)
     return fifths is not None and s.loss.count >= 50 and fifths[0] - fifths[1] < 0.002 * abs(fifths[0])
 
 
 def _rate_spent(s: RunState) -> float | None:
-    """Return the learning rate as a share of its peak if that is below 1 %; else None."""
+    """Return the learning rate's share of its peak if below 1 %."""
     peak = max((piece[5] for piece in s.lr._slices), default=0.0)
     share = s.lr.last / peak if peak > 0 and s.lr.last is not None else 1.0
     return share if 0 <= share < 0.01 else None
 
 
 def _progress_advice(s: RunState) -> tuple[str, str]:
-    """Return warning and advice if the remaining steps will change little."""
+    """Return warning and advice if remaining steps change little."""
     if s.status or _left_share(s) < _ENOUGH:
         return "", ""
     if (share := _rate_spent(s)) is not None:
@@ -131,7 +131,7 @@ def _best_tile(s: RunState) -> Tile:
 
 # %% ../../nbs/65_view/03_tiles.ipynb #fb144614
 def _done_tile(s: RunState, now_t: float, now: float | None, running: bool) -> Tile:
-    """Return the tile for the end of the run; without `now` (Unix seconds) it shows a duration."""
+    """Return the end's tile; without `now` (Unix seconds) it shows a duration."""
     if s.status or not running:
         return Tile("ended at" if s.status else "last seen", _clock(s.t - now_t, now), f"after {format_duration(s.t)}")
     end = finish(s, now_t)
@@ -154,7 +154,7 @@ def _clock(in_s: float, now: float | None) -> str:
 
 
 def _session_tile(s: RunState, now_t: float) -> Tile:
-    """Return the tile for the session's time after the end of the run."""
+    """Return the tile for session time after the end."""
     if s.ends is None:
         return Tile("session leaves", "no limit", "on its time")
     left, end = max(0.0, s.ends - now_t), finish(s, now_t)
@@ -170,7 +170,7 @@ def _loads(s: RunState, name: str) -> list[float]:
 
 
 def _memory_tile(s: RunState) -> Tile:
-    """Return the tile for the memory of the fullest device, and of each."""
+    """Return the tile for each device's memory, the fullest first."""
     used = _loads(s, "memory_gib") or ([s.gpu_gib] if s.gpu_gib is not None else [])
     on_gpu, total = s.gpu_gib is not None, s.start.get("device_gib")
     name = "GPU memory" if on_gpu else "memory"
@@ -194,7 +194,7 @@ def _memory_tile(s: RunState) -> Tile:
 
 # %% ../../nbs/65_view/03_tiles.ipynb #026b24e1
 def _remedy_of_idleness(s: RunState) -> str:
-    """Return advice for a device that waits; skip settings that are in use already."""
+    """Return advice for a waiting device, except settings in use."""
     workers = s.start.get("num_workers")
     if workers == "auto":
         return "data loading is slow with automatic workers: raise dataloader.most_workers, or do less work per sample"
@@ -204,7 +204,7 @@ def _remedy_of_idleness(s: RunState) -> str:
 
 
 def _speed_tile(s: RunState) -> Tile:
-    """Return the tile for samples per second, and the busy share of the devices."""
+    """Return the tile for samples per second and devices' busy share."""
     if s.speed.last is None:
         return Tile("samples/s", "–", "first log point to come")
     busy = _loads(s, "busy")
@@ -220,7 +220,7 @@ def _speed_tile(s: RunState) -> Tile:
 
 
 def _epoch_tile(s: RunState) -> Tile:
-    """Return the tile for seconds per epoch, evaluations and saves included."""
+    """Return the tile for seconds per epoch, evaluations included."""
     per_epoch = s.start.get("steps_per_epoch")
     if not plain_number(per_epoch) or not per_epoch > 0:
         return Tile("an epoch", "–", f"epoch {epoch_text(s.epoch)}")
@@ -233,13 +233,9 @@ def _epoch_tile(s: RunState) -> Tile:
 
 # %% ../../nbs/65_view/03_tiles.ipynb #2f377100
 def tiles(s: RunState, now_t: float, now: float | None = None, running: bool = True) -> list[Tile]:
-    """Return the six tiles of the headline.
+    """Return the six tiles of the headline, `now_t` seconds after the run began.
 
-    Args:
-        s: State of the run.
-        now_t: Seconds since the run began.
-        now: Unix seconds (default None: no times of day are shown).
-        running: Whether a process works on the run (default True).
+    Without `now` (Unix seconds) no times of day are shown; `running` says whether a process works on `s`.
     """
     return [
         _best_tile(s),

@@ -28,7 +28,7 @@ class Steps:
     """Steps of the calibration. The defaults are the official order, with linearity, a temporal clip and all pixels.
 
     `dark` is "host", "axis", "reset" or "none"; `dark_first` subtracts it before linearity. `offset_sign` is +1 or −1.
-    `clip` is in standard deviations, 0 for none. `mask_hot`, `linearity` and `flat` switch their step.
+    `clip` is in standard deviations, 0 for none.
     """
 
     mask_hot: bool = False
@@ -48,12 +48,12 @@ class Steps:
             )
 
     def dark_s(self, sensor: Sensor) -> tuple[float, float]:
-        """Return the seconds of dark current before the two reads of a pair."""
+        """Return the seconds of dark current before a pair's reads."""
         return DARK_TIMES[self.dark][sensor.name] if self.dark != "none" else (0.0, 0.0)
 
 
 def bins_of(airs_frames: int) -> int:
-    """Return the number of time bins of a visit: 187 at full size, fewer for fewer than 187 pairs of AIRS frames."""
+    """Return the number of time bins: 187, fewer for fewer pairs of AIRS frames."""
     return min(187, airs_frames // 2)
 
 # %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #f0579876
@@ -63,7 +63,7 @@ def adc(raw: np.ndarray, gain: float, offset: float) -> np.ndarray:
 
 
 def hot_pixels(dark: np.ndarray, sigmas: float = 5, rounds: int = 5) -> np.ndarray:
-    """Return a mask of pixels with a dark current of more than `sigmas` deviations, clipped in up to `rounds`."""
+    """Return a mask of pixels with dark currents above `sigmas` deviations, clipped in `rounds`."""
     good = np.isfinite(dark)
     for _ in range(rounds):
         middle, spread = np.median(dark[good]), dark[good].std()
@@ -75,7 +75,7 @@ def hot_pixels(dark: np.ndarray, sigmas: float = 5, rounds: int = 5) -> np.ndarr
 
 # %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #2de7f1aa
 def linearise(electrons: np.ndarray, linear_corr: np.ndarray) -> np.ndarray:
-    """Return true electrons [frames, rows, columns] by the polynomial of each pixel [6, rows, columns]."""
+    """Return true electrons [frames, rows, columns] by each pixel's polynomial."""
     out = np.zeros_like(electrons)
     for coefficient in linear_corr[::-1]:
         out = out * electrons + coefficient
@@ -83,7 +83,7 @@ def linearise(electrons: np.ndarray, linear_corr: np.ndarray) -> np.ndarray:
 
 
 def subtract_dark(electrons: np.ndarray, dark: np.ndarray, seconds: tuple[float, float]) -> np.ndarray:
-    """Return electrons without dark current, which has flowed for `seconds` before the two reads of a pair."""
+    """Return electrons without dark current, which flows for `seconds` before a pair's reads."""
     out = electrons.copy()
     out[::2] -= dark * seconds[0]
     out[1::2] -= dark * seconds[1]
@@ -91,20 +91,20 @@ def subtract_dark(electrons: np.ndarray, dark: np.ndarray, seconds: tuple[float,
 
 
 def difference(electrons: np.ndarray) -> np.ndarray:
-    """Return the second minus the first read of each pair (correlated double sampling)."""
+    """Return the second minus the first read of each pair."""
     return electrons[1::2] - electrons[::2]
 
 
 def bin_pairs(exposures: np.ndarray, bins: int) -> np.ndarray:
-    """Return sums of equally many exposures in each of `bins`; the remainder is dropped."""
+    """Return sums of equally many exposures in each of `bins`."""
     per = len(exposures) // bins
     return exposures[: bins * per].reshape(bins, per, *exposures.shape[1:]).sum(axis=1)
 
 # %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #2334eb92
 def clip_spikes(reads: np.ndarray, sigmas: float, least: float) -> int:
-    """Replace the pairs of a spike by a neighbour, in place, and return their number.
+    """Replace the pairs of a spike in `reads` [pixels, frames] by a neighbour, in place, and return their number.
 
-    `reads` are [pixels, frames]; `sigmas` is the height of a spike in standard deviations, which are at least `least`.
+    A spike is `sigmas` deviations high, each at least `least`.
     """
     light = reads[:, 1::2] - reads[:, ::2]
     if light.shape[1] < 3:
@@ -132,7 +132,7 @@ class Adc:
 
 
 def bad_pixels(detector: dict[str, np.ndarray], steps: Steps) -> np.ndarray:
-    """Return a mask of pixels that are dead, hot if `steps` mask them, or have no usable calibration."""
+    """Return a mask of dead, hot (by `steps`) and uncalibrated pixels."""
     linear = detector["linear_corr"]
     bad = detector["dead"].astype(bool) | ~np.isfinite(linear).all(axis=0) | ~linear[1:].any(axis=0)
     bad |= ~np.isfinite(detector["dark"]) | ~np.isfinite(detector["flat"]) | (detector["flat"] <= 0)
@@ -144,13 +144,8 @@ def calibrate_plainly(
 ) -> np.ndarray:
     """Return binned electrons [bins, rows, columns], NaN in bad pixels: the steps above, one after the other.
 
-    Args:
-        raw: Frames [frames, rows, columns].
-        detector: Calibration arrays by name.
-        sensor: The sensor.
-        steps: Switches.
-        adc_of: Gain and offset.
-        bins: Number of time bins.
+    `raw` are [frames, rows, columns], `detector` has calibration arrays of `sensor`, `steps` the switches, `adc_of`
+    gain and offset, `bins` is their number.
     """
     raw = raw[: len(raw) // 2 * 2]  # a frame without a partner is dropped
     if steps.clip:
@@ -175,7 +170,7 @@ _TILE = 2**17  # numbers in a tile, which stays in the processor's cache
 
 
 def _composed(linear: np.ndarray, slope: float, shift: np.ndarray) -> np.ndarray:
-    """Return the coefficients [degree + 1, pixels] of P(slope·s + shift) for polynomials `linear`, lowest first."""
+    """Return coefficients [degree + 1, pixels] of P(slope·s + shift), lowest first."""
     out = np.zeros_like(linear)
     for coefficient in linear[::-1]:
         raised = out * shift
@@ -190,11 +185,7 @@ def pixel_polynomials(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return coefficients [degree + 1, pixels] that turn scaled raw numbers of first and second reads into electrons.
 
-    Args:
-        detector: Calibration arrays by name.
-        sensor: The sensor.
-        steps: Switches.
-        adc_of: Gain and offset.
+    `detector`, `sensor`, `steps` and `adc_of` are as in `calibrate_plainly`.
     """
     dark = np.nan_to_num(detector["dark"].ravel(), posinf=0, neginf=0)
     linear = np.nan_to_num(detector["linear_corr"].reshape(len(detector["linear_corr"]), -1), posinf=0, neginf=0)
@@ -212,7 +203,7 @@ def pixel_polynomials(
 
 # %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #c9ad4a11
 def _powers(reads: np.ndarray, degree: int) -> Iterator[np.ndarray]:
-    """Yield `reads` and its powers up to `degree`; the next one replaces the last."""
+    """Yield powers of `reads` up to `degree`, each replaced by the next."""
     power = reads
     yield reads
     for k in range(2, degree + 1):
@@ -222,7 +213,7 @@ def _powers(reads: np.ndarray, degree: int) -> Iterator[np.ndarray]:
 
 @dataclass
 class Exposures:
-    """Calibrated sums: `binned` [bins, rows, columns] with NaN in bad pixels; `spikes` and `saturated` are counts."""
+    """Calibrated sums [bins, rows, columns] with NaN in bad pixels, and counts of spikes and saturation."""
 
     binned: np.ndarray
     spikes: int = 0
@@ -231,7 +222,7 @@ class Exposures:
 # %% ../../../nbs/86_tasks/06_ariel/04_calibration.ipynb #1698bc2e
 @dataclass
 class _Summing:
-    """Sums of the polynomials of one visit. `signs` weigh the reads of a bin, in one column for equal polynomials."""
+    """Sums of a visit's polynomials. `signs` weigh a bin's reads, in one column for equal polynomials."""
 
     both: tuple[np.ndarray, np.ndarray]
     steps: Steps
@@ -249,7 +240,7 @@ class _Summing:
         self.signs = np.tile(signs, (self.per, 1)).astype(np.float32)
 
     def add(self, raw: np.ndarray, part: slice, out: Exposures) -> None:
-        """Write the sums of the pixels `part` with numbers `raw` [pixels, frames] to `out`."""
+        """Write the sums of the pixels `part` to `out`."""
         saturated = (raw == 65535).mean(axis=1) > 0.01 if raw.max() >= 65535 else np.zeros(len(raw), bool)
         reads = np.multiply(raw, np.float32(_SCALE), dtype=np.float32, casting="unsafe")
         if self.steps.clip:
@@ -275,7 +266,7 @@ def calibrate(
 ) -> Exposures:
     """Return the numbers of `calibrate_plainly`, to a relative error of 1e-6, in one pass.
 
-    Pixels that are saturated in more than 1 % of the frames become bad pixels.
+    Pixels saturated in more than 1 % of the frames become bad pixels.
 
     Args:
         read: Returns the raw numbers of pixels `a` to `b`, [b − a, frames].

@@ -31,13 +31,10 @@ def _without_drift(values: np.ndarray, order: int) -> np.ndarray:
 def scale_of_loss(
     flux: np.ndarray, loss: np.ndarray, use: np.ndarray | None = None, order: int = ORDER
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scale of the template in each channel and its standard error, both [channels].
+    """Return each channel's scale of the template and its standard error, both [channels].
 
-    Args:
-        flux: Light [bins, channels].
-        loss: Template: share of light lost [bins] or [bins, channels].
-        use: Mask of bins to fit (default: all).
-        order: Order of the polynomial drift.
+    `flux` is the light [bins, channels], `loss` the template, a share of light lost [bins] or [bins, channels], `use` a
+    mask of bins to fit, `order` the polynomial drift's.
     """
     use = np.ones(len(flux), bool) if use is None else use
     light, loss = flux[use] / np.median(flux, axis=0), np.broadcast_to(loss.reshape(len(flux), -1), flux.shape)[use]
@@ -57,7 +54,7 @@ def scale_of_loss(
 class Estimate:
     """Depths of one planet [283], their standard errors, limb darkening of AIRS and FGS1, and whether a fit is `good`.
 
-    `rest` [283, 8] holds the mean of the relative residuals in eight parts of the visit.
+    `rest` [283, 8] has mean relative residuals in eight parts of the visit.
     """
 
     depth: np.ndarray
@@ -68,14 +65,14 @@ class Estimate:
 
 
 def quiet_channels(flux: np.ndarray) -> np.ndarray:
-    """Return a mask of the channels [283] of `flux` with at most ten times the usual noise from bin to bin."""
+    """Return a mask of channels [283] with at most ten times the usual noise."""
     level = np.median(flux, axis=0)
     noise = np.std(np.diff(flux, n=2, axis=0), axis=0) / np.where(level > 0, level, np.nan)
     return noise <= 10 * np.nanmedian(noise)
 
 
 def _bridged(quiet: np.ndarray, depth: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return depth and error with the other channels interpolated between the `quiet` ones, with a large error."""
+    """Return depth and error, interpolated between the `quiet` channels with a large error."""
     at = np.flatnonzero(quiet)
     if not len(at):
         return depth, error
@@ -83,7 +80,7 @@ def _bridged(quiet: np.ndarray, depth: np.ndarray, error: np.ndarray) -> tuple[n
 
 
 def transit_edges(white: np.ndarray) -> tuple[int, int]:
-    """Return the bins of steepest fall and rise of the white light [bins]. Raise RequestError for no transit."""
+    """Return the bins of steepest fall and rise of the white light; raise RequestError for none."""
     width = max(1, len(white) // 60)
     smooth = np.convolve(_without_drift(white[:, None] / white.mean(), 1)[:, 0], np.ones(width) / width, "same")
     slope = smooth[width * 2 :] - smooth[: -width * 2]
@@ -95,7 +92,7 @@ def transit_edges(white: np.ndarray) -> tuple[int, int]:
 
 # %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #58ddfb7c
 def box_estimate(curves: LightCurves) -> Estimate:
-    """Return depths of a box with a polynomial drift, the mean of the visits. No limb darkening."""
+    """Return a box's depths with a polynomial drift, the mean of the visits."""
     found = []
     for flux in curves.flux:
         quiet = quiet_channels(flux)
@@ -119,9 +116,9 @@ def box_estimate(curves: LightCurves) -> Estimate:
 
 # %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #90a2082d
 def read_orbits(layout: Layout, split: str) -> dict[str, Orbit]:
-    """Return the orbits of the star table; empty without one, as in 2024.
+    """Return the star table's orbits; {} without one, as in 2024.
 
-    Planets with missing values, or with an orbit that does not cross the star, are left out.
+    Planets with missing values or an orbit beside the star are left out.
     """
     if not layout.stars(split).exists():
         return {}
@@ -140,7 +137,7 @@ _PRIOR = np.array([[0.3, 0.25], [0.15, 0.15]])  # mean and deviation of u1 and u
 
 @dataclass(frozen=True)
 class _White:
-    """White light of one visit: `light` [bins, 2] of FGS1 and AIRS at `time_h` [2, bins]."""
+    """One visit's white light [bins, 2] of FGS1 and AIRS at `time_h` [2, bins]."""
 
     light: np.ndarray
     time_h: np.ndarray
@@ -148,7 +145,7 @@ class _White:
     free_orbit: bool
 
     def losses(self, x: np.ndarray) -> np.ndarray:
-        """Return the loss of light [bins, 2] for t0, log a, and (k, u1, u2) of both sensors."""
+        """Return the loss [bins, 2] for t0, log a, and (k, u1, u2) of both sensors."""
         sma = self.orbit.sma * np.exp(x[1] if self.free_orbit else 0)
         orbit = Orbit(self.orbit.period_h, sma, self.orbit.inclination_deg, x[0])
         out = []
@@ -158,7 +155,7 @@ class _White:
         return np.array(out).T
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
-        """Return residuals in standard deviations, and the departure from the prior of the limb darkening."""
+        """Return residuals in standard deviations, and departures from the limb darkening's prior."""
         level = self.light / np.maximum(1 - self.losses(x), 0.05)
         rest = _without_drift(level, ORDER)
         noise = np.maximum(np.std(np.diff(self.light, n=2, axis=0), axis=0) / np.sqrt(6), 1e-5)
@@ -176,7 +173,7 @@ def _fit_white(white: _White) -> np.ndarray:
 
 
 def _channel_losses(white: _White, x: np.ndarray) -> np.ndarray:
-    """Return the loss of each channel [bins, 283] at the white radius: limb darkening is a power of the wavelength."""
+    """Return each channel's loss [bins, 283]: limb darkening is a power of the wavelength."""
     um, (u1, u2) = wavelengths()[1:], np.maximum(x[6:8], 0)
     middle = np.sqrt(um[0] * um[-1])
     steepness = np.log(np.clip(x[3] / max(u1, 1e-3), 1, 6)) / np.log(middle / wavelengths()[0])
@@ -191,7 +188,7 @@ def _channel_losses(white: _White, x: np.ndarray) -> np.ndarray:
 def physics_estimate(curves: LightCurves, orbit: Orbit | None = None) -> Estimate:
     """Return depths of a limb-darkened transit with a polynomial drift, the mean of the visits.
 
-    `curves` are the light curves of a planet. Without `orbit` its size is fitted, for a central transit in four days.
+    Without `orbit` its size is fitted, for a central transit in four days.
     """
     found = []
     for flux, time_h in zip(curves.flux, curves.time_h, strict=True):
@@ -216,7 +213,7 @@ def physics_estimate(curves: LightCurves, orbit: Orbit | None = None) -> Estimat
 
 
 def _rest(flux: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Return relative residuals [283, 8]: two parts before, four within, and two after the transit."""
+    """Return residuals [283, 8]: two parts before, four within, two after the transit."""
     rest = _without_drift(flux / np.median(flux, axis=0) / np.maximum(1 - loss, 0.05), ORDER)
     inside = np.flatnonzero(loss[:, 1] > 1e-6)
     edges = [
@@ -231,5 +228,5 @@ def _rest(flux: np.ndarray, loss: np.ndarray) -> np.ndarray:
 
 # %% ../../../nbs/86_tasks/06_ariel/07_estimates.ipynb #e0bc35c7
 def estimates(curves: Mapping[str, LightCurves], orbits: Mapping[str, Orbit]) -> dict[str, Estimate]:
-    """Return the physical estimate of each planet in `curves`, with its orbit in `orbits` if it has one."""
+    """Return each planet's physical estimate, with its orbit if known."""
     return {name: physics_estimate(curve, orbits.get(name)) for name, curve in curves.items()}

@@ -22,8 +22,8 @@ from .metric import FGS_WEIGHT, cell_scores
 class Measured:
     """Estimates of several planets: `depth` and `error` [planets, 283], and whether each is `good` [planets].
 
-    `light` [planets, 20] holds the limb darkening, and the residuals of FGS1 and of the mean over AIRS in eight parts
-    of the visit.
+    `light` [planets, 20] has limb darkening, and the residuals of FGS1 and of the mean over AIRS in eight parts of the
+    visit.
     """
 
     depth: np.ndarray
@@ -41,14 +41,14 @@ class Measured:
         return self.depth[:, 1:].mean(axis=1)
 
     def noise(self) -> np.ndarray:
-        """Return the relative errors of FGS1 and of the mean over AIRS [planets, 2]."""
+        """Return the relative errors of FGS1 and mean AIRS [planets, 2]."""
         error = np.maximum(self.error, 1e-12)
         white = 1 / np.sqrt((1 / error[:, 1:] ** 2).sum(axis=1))
         return np.stack([error[:, 0], white], axis=1) / np.maximum(self.white(), 1e-9)[:, None]
 
 # %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #5b1e0a11
 def as_measured(found: Mapping[str, Estimate], planets: Sequence[str]) -> Measured:
-    """Return the estimates of `planets` as arrays. Those without an estimate are not good."""
+    """Return `planets` as arrays; missing estimates are not good."""
     nothing = Estimate(
         np.full(CHANNELS, np.nan), np.full(CHANNELS, np.nan), np.zeros(4), np.zeros((CHANNELS, 8)), False
     )
@@ -73,7 +73,7 @@ def flat(train: Measured, y: np.ndarray) -> Predictor:
 
 
 def scaled(train: Measured, y: np.ndarray) -> Predictor:
-    """Return the white depth times a factor that is fitted to the labels: one for FGS1 and one for AIRS."""
+    """Return the white depth times fitted factors, one for FGS1 and one for AIRS."""
     white = train.white()[:, None]
     factors = (y / white).mean(axis=0)
     both = np.repeat([factors[0], factors[1:].mean()], [1, CHANNELS - 1])
@@ -82,7 +82,7 @@ def scaled(train: Measured, y: np.ndarray) -> Predictor:
 # %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #bab971b0
 @dataclass(frozen=True)
 class _Shape:
-    """Relative spectra as a Gaussian: mean [283], principal axes [n, 283] and their variances [n]."""
+    """Relative spectra as a Gaussian: mean [283], axes [n, 283], variances [n]."""
 
     factor: np.ndarray
     mean: np.ndarray
@@ -90,7 +90,7 @@ class _Shape:
     variances: np.ndarray
 
     def __call__(self, m: Measured) -> np.ndarray:
-        """Return the most probable spectra for measured depths, whose noise pulls them towards the mean shape."""
+        """Return the most probable spectra; noise pulls them towards the mean shape."""
         depth, error = m.depth * self.factor, m.error * self.factor
         white = depth[:, 1:].mean(axis=1, keepdims=True)
         relative, out = depth / white - 1 - self.mean, np.empty_like(depth)
@@ -102,12 +102,9 @@ class _Shape:
 
 
 def shaped(train: Measured, y: np.ndarray, axes: int = 6) -> Predictor:
-    """Return spectra with a shape from the principal components of the labels' relative spectra.
+    """Return spectra with a shape from the `axes` principal components of the labels' relative spectra.
 
-    Args:
-        train: Measured depths of the training planets.
-        y: Their labels [planets, 283].
-        axes: Number of principal components.
+    `train` are measured depths of the training planets, `y` their labels [planets, 283].
     """
     ratio = np.median(y / train.depth, axis=0)
     smooth = np.polynomial.Polynomial.fit(np.arange(1, CHANNELS), ratio[1:], 3)(np.arange(1, CHANNELS))
@@ -119,12 +116,12 @@ def shaped(train: Measured, y: np.ndarray, axes: int = 6) -> Predictor:
 
 # %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #7fe5b0bc
 def fold_numbers(count: int, folds: int = 10) -> np.ndarray:
-    """Return the fold of each of `count` planets, in a fixed random order."""
+    """Return each planet's fold, in a fixed random order."""
     return np.random.default_rng(0).permutation(count) % min(folds, max(count, 2))
 
 
 def out_of_fold(rung: Callable[[Measured, np.ndarray], Predictor], train: Measured, y: np.ndarray) -> np.ndarray:
-    """Return predictions [planets, 283] of `rung` for planets of `train`, each learned from the other folds of `y`."""
+    """Return predictions [planets, 283] of `rung`, each learned from the other folds."""
     fold, out = fold_numbers(len(y)), np.empty_like(y)
     for k in np.unique(fold):
         out[fold == k] = rung(train.of(fold != k), y[fold != k])(train.of(fold == k))
@@ -138,7 +135,7 @@ WEIGHTS = np.where(np.arange(CHANNELS) == 0, FGS_WEIGHT, 1.0)  # of the channels
 class Sigma:
     """Sigma of a prediction: `base` [283] at the depth `at` and the relative errors `noise` [2] of FGS1 and AIRS.
 
-    It grows with two `powers`: of the depth, and of a planet's relative error.
+    It grows with two `powers`: of depth, and of a planet's relative error.
     """
 
     base: np.ndarray
@@ -147,7 +144,7 @@ class Sigma:
     powers: tuple[float, float]
 
     def __call__(self, mu: np.ndarray, measured: Measured | None = None) -> np.ndarray:
-        """Return sigma [planets, 283] for predicted depths `mu` of `measured` planets."""
+        """Return sigma [planets, 283] for predicted depths `mu`."""
         grown = (np.maximum(mu[:, 1:].mean(axis=1, keepdims=True), 1e-4) / self.at) ** self.powers[0]
         if measured is not None:
             more = np.clip(measured.noise() / self.noise, 0.5, 4) ** self.powers[1]
@@ -156,9 +153,8 @@ class Sigma:
 
 
 def fit_sigma(mu: np.ndarray, y: np.ndarray, measured: Measured | None = None) -> Sigma:
-    """Return the sigma with the best likelihood for out-of-fold predictions `mu` of labels `y`.
-
-    With `measured` planets sigma may depend on their errors.
+    """Return the sigma with the best likelihood for out-of-fold predictions `mu` of `y`; it may depend on errors of
+    `measured` planets.
     """
     at, best = float(np.median(y)), None
     noise = np.ones(2) if measured is None else np.median(measured.noise(), axis=0)
@@ -185,13 +181,10 @@ class Predictions:
 def predict_rung(
     rung: Callable[[Measured, np.ndarray], Predictor] | None, train: Measured, y: np.ndarray, test: Measured
 ) -> Predictions:
-    """Return the predictions of a rung for test planets.
+    """Return the predictions of a `rung` for test planets; of the labels' mean for None.
 
-    Args:
-        rung: A rung; None for the mean of the labels.
-        train: Measured depths of training planets. Only good ones are used.
-        y: Their labels [planets, 283].
-        test: Measured depths of test planets. Those that are not good get mean and deviation of the labels.
+    Only good planets of `train` are used, with labels `y` [planets, 283]. Planets of `test` that are not good get mean
+    and deviation of the labels.
     """
     mu = np.repeat(y.mean(axis=0, keepdims=True), len(test.good), axis=0)
     sigma = np.repeat(y.std(axis=0, keepdims=True), len(test.good), axis=0)
@@ -212,15 +205,12 @@ RUNGS: dict[str, Callable[[Measured, np.ndarray], Predictor] | None] = {
 
 # %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #c92d900c
 def planet_scores(y: np.ndarray, given: Predictions, naive: tuple[float, float]) -> np.ndarray:
-    """Return the score of each planet [planets] for labels `y`; their mean is the score of all."""
+    """Return each planet's score [planets]; their mean scores all."""
     return np.average(cell_scores(y, given.mu, given.sigma, naive), axis=1, weights=WEIGHTS)
 
 
 def paired_interval(better: np.ndarray, worse: np.ndarray, draws: int = 2000) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean difference of planets' scores.
-
-    `better` and `worse` are scores of the same planets, `draws` the number of resamplings.
-    """
+    """Return the 95 % bootstrap interval of the mean difference of scores of the same planets, from `draws`."""
     difference = better - worse
     rows = np.random.default_rng(0).integers(len(difference), size=(draws, len(difference)))
     low, high = np.quantile(difference[rows].mean(axis=1), [0.025, 0.975])

@@ -23,8 +23,8 @@ from ...system.inputs import find_input
 class Sensor:
     """A detector: `name` in files, `rows` and `columns` in pixels.
 
-    `columns_kept` is the slice of columns with labels. `per_bin` is the number of pairs in a bin of the official code.
-    `dark_s` are the seconds of dark current before the two reads of a pair.
+    `columns_kept` have labels. `per_bin` is the number of pairs in a bin of the official code, `dark_s` the seconds of
+    dark current before the two reads of a pair.
     """
 
     name: str
@@ -51,13 +51,13 @@ HOURS = 7.5  # of one visit
 
 
 def airs_wavelengths() -> np.ndarray:
-    """Return the wavelength of each raw AIRS column in µm [356], descending."""
+    """Return each raw AIRS column's wavelength in µm [356], descending."""
     at, um = (0, 39, 320, 355), (4.078, 3.8950, 1.9518, 1.633)
     return np.polyval(np.polyfit(at, um, 3), np.arange(AIRS.columns))
 
 
 def wavelengths() -> np.ndarray:
-    """Return the wavelengths of the labels in µm [283], ascending, FGS1 first."""
+    """Return the labels' wavelengths in µm [283], ascending, FGS1 first."""
     return np.concatenate([[0.705], airs_wavelengths()[AIRS.columns_kept][::-1]])
 
 
@@ -77,11 +77,11 @@ class Layout:
         return self.folder / ("train.csv" if self.year == 2025 else "train_labels.csv")
 
     def adc(self, split: str) -> Path:
-        """Return the path of gain and offset for `split`, "train" or "test"."""
+        """Return the path of gain and offset for `split`."""
         return self.folder / ("adc_info.csv" if self.year == 2025 else f"{split}_adc_info.csv")
 
     def stars(self, split: str) -> Path:
-        """Return the path of the star table of `split`; 2024 has none."""
+        """Return the path of the star table; 2024 has none."""
         return self.folder / f"{split}_star_info.csv"
 
     def visit(self, visit: int) -> str:
@@ -89,11 +89,11 @@ class Layout:
         return f"_{visit}" if self.year == 2025 else ""
 
     def signal(self, split: str, planet: str, sensor: Sensor, visit: int) -> Path:
-        """Return the path of raw frames of a `planet` in `split`, of one `sensor` and `visit`."""
+        """Return the path of raw frames of `planet` in `split`, by `sensor` and `visit`."""
         return self.folder / split / planet / f"{sensor.name}_signal{self.visit(visit)}.parquet"
 
     def calibration(self, split: str, planet: str, sensor: Sensor, visit: int) -> Path:
-        """Return the folder of calibration files of a `planet` in `split`, of one `sensor` and `visit`."""
+        """Return the folder of calibration files of `planet` in `split`, by `sensor` and `visit`."""
         return self.folder / split / planet / f"{sensor.name}_calibration{self.visit(visit)}"
 
     def visits(self, split: str, planet: str) -> list[int]:
@@ -108,7 +108,7 @@ SLUGS = {2025: "ariel-data-challenge-2025", 2024: "ariel-data-challenge-2024"}
 
 
 def find_data(folder: str | Path | None = None, year: int = 2025) -> Layout:
-    """Return the layout of `folder`, or of the competition's mount on Kaggle. Raise RequestError if it is not found."""
+    """Return the layout of `folder`, or of the competition on Kaggle; raise RequestError without one."""
     if year not in SLUGS:
         raise RequestError(f"year={year} is not a year of the challenge. Use 2024 or 2025.")
     found = Path(folder) if folder is not None else find_input(f"competitions/{SLUGS[year]}")
@@ -124,14 +124,14 @@ def find_data(folder: str | Path | None = None, year: int = 2025) -> Layout:
 
 
 def planets_in(layout: Layout, split: str) -> list[str]:
-    """Return the planet folders of `split`, "train" or "test", by number; empty without the folder."""
+    """Return the planets of `split`, by number; empty without the folder."""
     folder = layout.folder / split
     names = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."] if folder.is_dir() else []
     return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
 
 # %% ../../../nbs/86_tasks/06_ariel/00_layout.ipynb #03f47e67
 def package(name: str) -> Any:
-    """Import the module `name` of the extra `ariel`. Raise RequestError if it is not installed."""
+    """Import the module `name` of the extra `ariel`, or raise RequestError."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -142,7 +142,7 @@ def package(name: str) -> Any:
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> Any:
-    """Return a CSV table as a DataFrame with texts in planet_id. Raise RequestError for a missing file or column."""
+    """Return a CSV table with texts in planet_id; raise RequestError for a missing file or column."""
     if not path.exists():
         raise RequestError(f"{path.name} is missing in {path.parent.name}. Give the competition's folder.")
     try:

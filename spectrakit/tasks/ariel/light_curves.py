@@ -47,7 +47,7 @@ def _about(path: Path) -> Iterator[None]:
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #8a4a125c
 def _columns(table: Any, axis: int) -> np.ndarray:
-    """Return the columns of a table of pyarrow, stacked along `axis`. Raise ValueError for texts."""
+    """Return a pyarrow table's columns, stacked along `axis`; raise ValueError for texts."""
     values = np.stack([column.to_numpy() for column in table.itercolumns()], axis=axis)
     if values.dtype.kind not in "biuf":
         raise ValueError("it holds no numbers")
@@ -55,7 +55,7 @@ def _columns(table: Any, axis: int) -> np.ndarray:
 
 
 def open_frames(path: Path, sensor: Sensor) -> tuple[int, Callable[[int, int], np.ndarray]]:
-    """Return the number of frames of a signal file, and a function that reads pixels `a` to `b`, [b − a, frames]."""
+    """Return a signal file's number of frames, and a function that reads pixels `a` to `b`, [b − a, frames]."""
     with _about(path):
         file = package("pyarrow.parquet").ParquetFile(path)
         frames, names = file.metadata.num_rows, list(file.schema_arrow.names)
@@ -80,7 +80,7 @@ _SHAPES = {"dark": 1, "dead": 1, "flat": 1, "linear_corr": 6}
 
 
 def read_detector(folder: Path, sensor: Sensor) -> dict[str, np.ndarray]:
-    """Return the calibration arrays of a folder. Raise PlanetError for a missing file or another shape."""
+    """Return a folder's calibration arrays, or raise PlanetError."""
     found = {}
     for name, parts in _SHAPES.items():
         path, wanted = folder / f"{name}.parquet", (parts * sensor.rows, sensor.columns)
@@ -98,8 +98,8 @@ def read_detector(folder: Path, sensor: Sensor) -> dict[str, np.ndarray]:
 class Extraction:
     """Reduction of pixels to channels.
 
-    `half` is the half width of the aperture in pixels. `centre` lets it follow the star, `background` subtracts the
-    outer rows, `every_calibration` repeats each visit with all calibrations of its planet.
+    `half` is the aperture's half width in pixels. `centre` lets it follow the star, `background` subtracts the outer
+    rows, `every_calibration` repeats each visit with all calibrations of its planet.
     """
 
     half: float = 6.0
@@ -112,9 +112,9 @@ FILLED = 0.05  # share of filled pixels from which a note is made; real detector
 
 
 def fill_bad(binned: np.ndarray, most: float = 0.5) -> np.ndarray:
-    """Return exposures [bins, rows, columns] with NaN pixels interpolated along their row, then along their column.
+    """Return exposures with NaN pixels interpolated along their row, then column.
 
-    Raise PlanetError if the share of such pixels exceeds `most`.
+    Raise PlanetError if their share exceeds `most`.
     """
     bad = ~np.isfinite(binned).all(axis=0)
     if bad.mean() > most:
@@ -129,7 +129,7 @@ def fill_bad(binned: np.ndarray, most: float = 0.5) -> np.ndarray:
 
 
 def _interpolate(values: np.ndarray, bad: np.ndarray) -> None:
-    """Replace `bad` places [n] of `values` [bins, n] by lines between good neighbours, in place."""
+    """Replace `bad` places of `values` [bins, n] by lines between neighbours, in place."""
     good, at = np.flatnonzero(~bad), np.flatnonzero(bad)
     right = np.clip(np.searchsorted(good, at), 0, len(good) - 1)
     left = np.maximum(right - (good[right] > at), 0)
@@ -142,13 +142,13 @@ _OUTER = np.r_[0:8, 24:32]
 
 
 def _centre(profile: np.ndarray) -> np.ndarray:
-    """Return the centre of light of `profile` [bins, pixels] within its middle half, in pixels from the lower edge."""
+    """Return the centre of light within the middle half of `profile` [bins, pixels]."""
     inner = np.clip(profile[:, 8:24], 0, None)
     return (inner * (np.arange(8, 24) + 0.5)).sum(axis=1) / np.maximum(inner.sum(axis=1), 1e-9)
 
 
 def _within(values: np.ndarray, centre: np.ndarray, half: float) -> np.ndarray:
-    """Return the sums of `values` [bins, rows, columns] over rows within `half` of `centre` [bins]."""
+    """Return the sums of `values` over rows within `half` of `centre` [bins]."""
     edges = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0), (0, 0)))
     at = np.clip(centre[:, None] + [-half, half], 0, values.shape[1] - 1e-6)
     low, share = at.astype(int), (at % 1)[:, :, None]
@@ -160,7 +160,7 @@ def _within(values: np.ndarray, centre: np.ndarray, half: float) -> np.ndarray:
 def channels_of(binned: np.ndarray, sensor: Sensor, how: Extraction) -> np.ndarray:
     """Return the light of the channels [bins, 282], ascending in wavelength; of FGS1 [bins, 1].
 
-    `binned` are exposures [bins, 32, columns] of `sensor`; `how` are the switches.
+    `binned` are exposures [bins, 32, columns].
     """
     filled = fill_bad(binned)
     if how.background:
@@ -178,7 +178,7 @@ def channels_of(binned: np.ndarray, sensor: Sensor, how: Extraction) -> np.ndarr
 class LightCurves:
     """Light of one planet: for each visit `flux` [bins, 283] and `time_h` [2, bins], of FGS1 and of AIRS.
 
-    `notes` are sentences about files that were not as they should be.
+    `notes` are sentences about irregular files.
     """
 
     planet: str
@@ -188,7 +188,7 @@ class LightCurves:
 
 
 def read_adc(layout: Layout, split: str) -> dict[tuple[str, str], Adc]:
-    """Return gain and offset by planet and sensor; the planet is "" for all planets (2025)."""
+    """Return gain and offset by planet ("" for all, in 2025) and sensor."""
     path, names = layout.adc(split), [f"{s.name}_adc_{word}" for s in SENSORS for word in ("gain", "offset")]
     table = read_csv(path, names)
     try:
@@ -207,7 +207,7 @@ def read_adc(layout: Layout, split: str) -> dict[tuple[str, str], Adc]:
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #a81ba191
 def _noting(read: Callable[[int, int], np.ndarray], levels: set[float]) -> Callable[[int, int], np.ndarray]:
-    """Return `read` that adds the smallest and the largest number of each block to `levels`."""
+    """Return `read` that adds each block's smallest and largest number to `levels`."""
 
     def noted(a: int, b: int) -> np.ndarray:
         block = read(a, b)
@@ -267,14 +267,14 @@ class Job:
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #3bbcfd5e
 def lost_visits(job: Job) -> list[int]:
-    """Return the visits of the job's planet that have a calibration, but no signal."""
+    """Return the planet's visits with a calibration, but no signal."""
     layout, planet = job.layout, (job.split, job.planet)
     known = [v for v in range(2 if layout.year == 2025 else 1) if layout.calibration(*planet, AIRS, v).is_dir()]
     return [visit for visit in known if visit not in layout.visits(*planet)]
 
 
 def read_planet(job: Job) -> LightCurves:
-    """Return the light curves of a planet. Raise PlanetError if no visit of it is readable."""
+    """Return a planet's light curves, or raise PlanetError."""
     layout, flux, times, notes = job.layout, [], [], []
     visits = layout.visits(job.split, job.planet)
     if not visits:
@@ -298,7 +298,7 @@ def read_planet(job: Job) -> LightCurves:
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #872c14f9
 @dataclass
 class Collection:
-    """Light curves by planet, and a sentence for each planet that could not be read."""
+    """Light curves by planet, and sentences on unreadable ones."""
 
     curves: dict[str, LightCurves] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -310,7 +310,7 @@ GIB_PER_WORKER = 2.0
 def workers_for(planets: int, cores: int | None = None, free_gib: float | None = None) -> int:
     """Return the number of processes: one for each core, while each has `GIB_PER_WORKER` of memory.
 
-    `planets` is the number of planets, `cores` and `free_gib` are those of this machine by default.
+    `cores` and `free_gib` are this machine's by default.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = free_gib if free_gib is not None else psutil.virtual_memory().available / 2**30
@@ -318,20 +318,15 @@ def workers_for(planets: int, cores: int | None = None, free_gib: float | None =
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #ad0a38a7
 def cache_name(layout: Layout, split: str, steps: Steps | None = None, how: Extraction | None = None) -> str:
-    """Return the name of results in a cache. Other switches, another name.
-
-    Args:
-        layout: Folder and year.
-        split: "train" or "test".
-        steps: Switches of the calibration.
-        how: Switches of the extraction.
+    """Return the cache's name of results from `split` of `layout`, which depends on the switches `steps` of the
+    calibration and `how` of the extraction.
     """
     switches = repr((layout.year, split, steps or Steps(), how or Extraction()))
     return f"{split}-{hashlib.sha256(switches.encode()).hexdigest()[:10]}"
 
 # %% ../../../nbs/86_tasks/06_ariel/05_light_curves.ipynb #5c451543
 def _file_sizes(job: Job) -> list[int]:
-    """Return the sizes of a planet's signal files, by which a cache belongs to its data."""
+    """Return the sizes of signal files, which identify a cache's data."""
     paths = [job.layout.signal(job.split, job.planet, sensor, visit) for sensor in SENSORS for visit in (0, 1)]
     return [path.stat().st_size for path in paths if path.exists()]
 
@@ -377,7 +372,7 @@ def _single_threaded() -> Iterator[None]:
 
 
 def _results(jobs: list[Job], folder: Path, workers: int) -> Iterator[tuple[Job, LightCurves | None, str]]:
-    """Yield each job with its light curves or the reason why it has none. A killed process costs no planet."""
+    """Yield each job with light curves or a reason. A killed process costs no planet."""
     left = {job.planet: job for job in jobs}
     if workers > 1:
         with _single_threaded(), ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -407,7 +402,7 @@ def light_curves(
     Args:
         layout: Folder of the data.
         split: "train" or "test".
-        cache: Folder for finished planets. It can be used by a later session.
+        cache: Folder for finished planets, for later sessions, too.
         steps: Switches of the calibration.
         how: Switches of the extraction.
         **options: `workers` (processes), `earlier` (read-only caches of earlier sessions), `say` (prints progress),

@@ -24,7 +24,7 @@ def _log_density(y: np.ndarray, mean: Any, sigma: Any) -> np.ndarray:
 
 
 def true_sigma(year: int = 2025) -> np.ndarray:
-    """Return the sigma of a perfect prediction [283]: 1 ppm for FGS1 and 10 ppm for AIRS; 10 ppm everywhere in 2024."""
+    """Return a perfect prediction's sigma [283]: 1 ppm for FGS1, 10 ppm for AIRS; 10 ppm everywhere in 2024."""
     sigma = np.full(CHANNELS, 1e-5)
     if year == 2025:
         sigma[0] = 1e-6
@@ -33,7 +33,7 @@ def true_sigma(year: int = 2025) -> np.ndarray:
 # %% ../../../nbs/86_tasks/06_ariel/01_metric.ipynb #b0f73bc1
 @dataclass(frozen=True)
 class Score:
-    """Score of a submission. `raw` may be negative; `clipped` is within 0 and 1."""
+    """Score of a submission. `raw` may be negative, `clipped` is not."""
 
     raw: float
 
@@ -46,7 +46,7 @@ class Score:
 def cell_scores(y: np.ndarray, mu: np.ndarray, sigma: np.ndarray, naive: tuple[float, float]) -> np.ndarray:
     """Return the score of each cell [planets, 283] by the rule of 2025.
 
-    `y`, `mu` and `sigma` are depths [planets, 283]. `naive` is the mean and the deviation of the training labels.
+    `y`, `mu` and `sigma` are depths [planets, 283], `naive` the mean and deviation of the training labels.
     """
     given = _log_density(y, mu, np.maximum(sigma, 1e-15))
     perfect = _log_density(y, y, true_sigma())
@@ -62,15 +62,10 @@ def score_arrays(
     year: int = 2025,
     weight: float = FGS_WEIGHT,
 ) -> Score:
-    """Return the score of arrays whose planets are in the same order.
+    """Return the score of predictions `mu` and `sigma` for true depths `y`, all [planets, 283].
 
-    Args:
-        y: True depths [planets, 283].
-        mu: Predicted depths [planets, 283].
-        sigma: Predicted standard deviations [planets, 283].
-        naive: Mean and deviation of the training labels.
-        year: 2025 (weighted mean of the cells) or 2024 (ratio of sums).
-        weight: Weight of wl_1 in 2025.
+    `naive` is the mean and deviation of the training labels. `year` is 2025 (weighted mean of the cells) or 2024 (ratio
+    of sums). `weight` is that of wl_1 in 2025.
     """
     if year == 2025:
         weights = np.where(np.arange(CHANNELS) == 0, weight, 1.0)
@@ -91,9 +86,9 @@ def _refuse_columns(table: Any, wanted: list[str], where: str) -> None:
 
 
 def values_of(table: Any, wanted: list[str], where: str) -> np.ndarray:
-    """Return the columns `wanted` as float64. Raise RequestError that names the planet and column of a bad value.
+    """Return the columns `wanted` as float64; raise RequestError with planet and column of a bad value.
 
-    Refused are texts, missing, infinite and negative values. `where` names the table.
+    Texts, missing, infinite and negative values are refused.
     """
     values = np.empty((len(table), len(wanted)))
     for place, name in enumerate(wanted):
@@ -127,7 +122,7 @@ def ariel_score(
     Args:
         labels: DataFrame with planet_id and wl_1 … wl_283.
         submission: DataFrame with planet_id, wl_1 … wl_283 and sigma_1 … sigma_283, in any order of rows.
-        naive: Mean and deviation of the training labels; those of `labels` if omitted.
+        naive: Mean and deviation of the training labels (default: of `labels`).
         year: 2025 or 2024.
         weight: Weight of wl_1 in 2025.
     """
@@ -147,7 +142,7 @@ def ariel_score(
 # %% ../../../nbs/86_tasks/06_ariel/01_metric.ipynb #6ff58c9c
 @dataclass(frozen=True)
 class SigmaReport:
-    """Calibration of sigma: coverage of 1 and 2 sigma, mean and spread of z, the best `factor`; arrays are [283]."""
+    """Calibration of sigma: coverage of 1 and 2 sigma, mean and spread of z, best `factor`; arrays are [283]."""
 
     coverage_1: float
     coverage_2: float
@@ -159,7 +154,7 @@ class SigmaReport:
 
 
 def sigma_report(y: np.ndarray, mu: np.ndarray, sigma: np.ndarray) -> SigmaReport:
-    """Return the calibration of `sigma` for depths `y` and predictions `mu`, all [planets, 283]."""
+    """Return the calibration of `sigma` for depths `y` and predictions, all [planets, 283]."""
     z = (y - mu) / np.maximum(sigma, 1e-15)
     return SigmaReport(
         float((abs(z) <= 1).mean()),

@@ -33,7 +33,7 @@ from ..spectrum.regression import SpectrumRegression
 class Corrections(nn.Module):
     """Standardized inputs [planets, n] → relative corrections and log factors of sigma, both [planets, 2].
 
-    The two columns are of FGS1 and of AIRS. `unit` [2] is the usual correction. All begin at zero.
+    The columns are FGS1 and AIRS. `unit` [2] is the usual correction. All begin at zero.
     """
 
     centre: torch.Tensor
@@ -56,21 +56,21 @@ class Corrections(nn.Module):
 
 # %% ../../../nbs/86_tasks/06_ariel/09_network.ipynb #3f2a7c11
 def inputs_of(m: Measured) -> np.ndarray:
-    """Return the inputs of the network [planets, 24] for measured planets; the 16 residuals are last."""
+    """Return the network's inputs [planets, 24]; the 16 residuals are last."""
     light = np.zeros((len(m.good), 20)) if m.light is None else m.light
     white, noise = m.white()[:, None], np.log(np.maximum(m.noise(), 1e-9))
     return np.concatenate([np.log(white), m.depth[:, :1] / white, noise, light], axis=1)
 
 
 def _relative(m: Measured, given: Predictions, y: np.ndarray | None = None) -> TensorDataset:
-    """Return inputs, sigma and, for labels `y`, the errors of `given`."""
+    """Return inputs, sigma and, for labels, errors."""
     white = m.white()[:, None]
     parts = [inputs_of(m), given.sigma / white, *([] if y is None else [(y - given.mu) / white])]
     return TensorDataset(*(torch.tensor(part, dtype=torch.float32) for part in parts))
 
 # %% ../../../nbs/86_tasks/06_ariel/09_network.ipynb #3f2a7c13
 class DepthData(Task):
-    """Measured planets and their labels as data of `DepthNetwork`, with the learned shape as what is to be corrected.
+    """Measured planets and their labels as data of `DepthNetwork`, which corrects the learned shape.
 
     Args:
         train: Measured depths of training planets, all good.
@@ -93,7 +93,7 @@ class DepthData(Task):
         return fold_numbers(len(self.y), int_option(self, cfg, "folds", 2, len(self.y)))
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return training and held-out planets; each: (inputs, sigma, error), relative to the white depth."""
+        """Return training and held-out planets: (inputs, sigma, error), relative to the white depth."""
         seen = self.fold_rows(cfg) != int_option(self, cfg, "fold", -1, len(self.y))
         train, y, out = self.train.of(seen), self.y[seen], self.train.of(~seen)
         below = out_of_fold(shaped, train, y)
@@ -107,7 +107,7 @@ class DepthData(Task):
 
 # %% ../../../nbs/86_tasks/06_ariel/09_network.ipynb #3f2a7c16
 class DepthNetwork(DepthData):
-    """Regression of the errors of the learned shape; `predict` returns the `mean` error and `sigma` [planets, 283].
+    """Regression of the learned shape's errors; `predict` returns the `mean` error and `sigma` [planets, 283].
 
     Both are relative to the white depth. The arguments are those of `DepthData`.
     """
@@ -122,7 +122,7 @@ class DepthNetwork(DepthData):
         return Corrections(inputs, unit.std(dim=1), float(self.option(cfg, "penalty")))
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Return the negative log likelihood, weighted as in the score, and in training the penalty of the weights."""
+        """Return the negative log likelihood, weighted as the score, and the training penalty."""
         net: Any = getattr(model, "module", model)
         mean, sigma = self.predict(model, batch).values()
         each = torch.log(sigma / batch[1]) + ((batch[2] - mean) / sigma).square() / 2
@@ -137,13 +137,11 @@ class DepthNetwork(DepthData):
 
 # %% ../../../nbs/86_tasks/06_ariel/09_network.ipynb #e59ff05c
 def corrected(train: Measured, y: np.ndarray, test: Measured, given: Any) -> Predictions:
-    """Return the predictions of the shape with the corrections `given` by the task's `mean` and `sigma`.
+    """Return the shape's predictions for `test` planets with the corrections `given` by `mean` and `sigma` of
+    `DepthNetwork`.
 
-    Args:
-        train: Measured depths of training planets, all good.
-        y: Their labels [planets, 283].
-        test: Measured depths of test planets. Those that are not good keep the prediction of the constant.
-        given: Predictions of `DepthNetwork` for the test planets.
+    `train` are good training planets with labels `y` [planets, 283]. Test planets that are not good keep the constant's
+    prediction.
     """
     below, white = predict_rung(shaped, train, y, test), test.white()[:, None]
     mu, sigma = below.mu + white * given["mean"], white * given["sigma"]

@@ -46,7 +46,7 @@ from spectrakit.tasks.ariel.submission import (
 
 # %% ../../../nbs/86_tasks/06_ariel/10_pipeline.ipynb #13d874d3
 def _signal_bytes(layout: Layout, split: str, planet: str) -> int:
-    """Return the bytes of a planet's signal files, by which kept estimates belong to their data."""
+    """Return the bytes of signal files, which identify kept estimates' data."""
     paths = [layout.signal(split, planet, sensor, visit) for sensor in SENSORS for visit in (0, 1)]
     return sum(path.stat().st_size for path in dict.fromkeys(paths) if path.exists())
 
@@ -58,7 +58,7 @@ def _keep(path: Path, found: Mapping[str, Estimate], sizes: Sequence[int]) -> No
 
 
 def kept_estimates(layout: Layout, split: str, folder: Path) -> dict[str, Estimate]:
-    """Return the estimates in `folder` that belong to the signals of `split`. Damaged files are skipped."""
+    """Return the estimates in `folder` for `split`. Damaged files are skipped."""
     found = {}
     for path in sorted(folder.glob("*.npz")):
         with contextlib.suppress(RequestError, OSError, KeyError):
@@ -94,7 +94,7 @@ PART = 64  # planets in a file of estimates
 def measure(
     layout: Layout, split: str, planets: Sequence[str], cache: str | Path, **options: Any
 ) -> tuple[dict[str, Estimate], list[str]]:
-    """Return estimates by planet, and notes on planets that were not as they should be.
+    """Return estimates by planet, and notes on irregular planets.
 
     Args:
         layout: Folder of the competition's data, from `find_data`.
@@ -132,9 +132,9 @@ def answered(
     test: Mapping[str, Estimate],
     network: bool = False,
 ) -> dict[str, Spectrum]:
-    """Return the spectra of the planets of `test` with a good fit, by a rung that learns from `labels` and `train`.
+    """Return the spectra of well-fitted planets of `test`, by a rung that learns from `labels` and `train`.
 
-    With `network`, and at least `LEAST` good training planets, a trained network corrects them.
+    With `network`, and `LEAST` good training planets, a trained network corrects them.
     """
     known = [name for name in labels if name in train]
     seen = [name for name, one in test.items() if one.good]
@@ -158,10 +158,10 @@ EARLY = 128  # training planets of the first answer after the baseline
 
 
 def predict_spectra(layout: Layout, out: str | Path, cache: str | Path, **options: Any) -> list[str]:
-    """Write a complete submission, and return notes on planets and files that were not as they should be.
+    """Write a complete submission, and return notes on irregular planets and files.
 
-    The file has a baseline first, then answers that learn from `EARLY` training planets, then from all, then those
-    with the corrections of a network.
+    It has a baseline first, then answers that learn from `EARLY` training planets, then from all, then a network's
+    corrections.
 
     Args:
         layout: Folder of the competition's data, from `find_data`.
@@ -200,12 +200,9 @@ def predict_spectra(layout: Layout, out: str | Path, cache: str | Path, **option
 
 # %% ../../../nbs/86_tasks/06_ariel/10_pipeline.ipynb #5de0149b
 def held_out_scores(train: Measured, y: np.ndarray, folds: int = 5) -> dict[str, np.ndarray]:
-    """Return for each rung the scores of the planets [planets], none of which was in its own fit.
+    """Return the scores of the planets [planets] by rung, each out of fold.
 
-    Args:
-        train: Measured depths.
-        y: Labels [planets, 283].
-        folds: Number of parts, of which one is held out at a time.
+    `train` are measured depths, `y` labels [planets, 283].
     """
     fold, naive = fold_numbers(len(y), folds), (float(y.mean()), float(y.std()))
     found = {name: np.empty(len(y)) for name in RUNGS}

@@ -39,9 +39,8 @@ class Instrument:
     """Effects of the instrument; each can be set to zero.
 
     `pairs` are pairs of AIRS and FGS1 frames. `drift` and `jitter` are relative and in pixels, `foreground` is in
-    electrons per second and pixel, `read` in electrons, `bend` the share lost at full well, `cosmic` the share of
-    pairs hit, `dead` and `hot` shares of pixels. Without `shot` there is no photon noise, without `adc` frames hold
-    unrounded numbers.
+    electrons per second and pixel, `read` in electrons, `bend` the share lost at full well, `cosmic` the share of pairs
+    hit, `dead` and `hot` shares of pixels. Without `shot` there is no photon noise, without `adc` frames are unrounded.
     """
 
     pairs: tuple[int, int] = (75, 900)
@@ -68,7 +67,7 @@ _BANDS_UM = ((2.7, 0.18), (3.3, 0.14), (2.3, 0.10), (3.8, 0.25), (2.05, 0.12))  
 
 @dataclass(frozen=True)
 class Planet:
-    """True values: depth [283], limb darkening `u1` and `u2` [283], orbit, and stellar temperature in K."""
+    """True values: depth [283], limb darkening `u1` and `u2` [283], orbit, stellar temperature in K."""
 
     depth: np.ndarray
     u1: np.ndarray
@@ -93,14 +92,14 @@ def draw_planet(rng: np.random.Generator) -> Planet:
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #2eefcd2b
 def pair_times(pairs: int) -> np.ndarray:
-    """Return the middle of each pair of frames in hours [pairs]."""
+    """Return each pair's middle in hours [pairs]."""
     return (np.arange(pairs) + 0.5) * HOURS / pairs
 
 
 def true_light(planet: Planet, sensor: Sensor, pairs: int) -> np.ndarray:
     """Return the relative light of each pair and raw column without drift: [pairs, 356], or [pairs, 1] for FGS1.
 
-    AIRS columns without labels have the depth of the nearest label.
+    AIRS columns without labels have the nearest label's depth.
     """
     if sensor is FGS1:
         channel = np.array([0])
@@ -120,7 +119,7 @@ FULL_WELL = 140_000.0  # electrons
 
 
 def draw_detector(rng: np.random.Generator, sensor: Sensor, how: Instrument) -> dict[str, np.ndarray]:
-    """Return calibration arrays by file name, [rows, columns], `linear_corr` [6, rows, columns]."""
+    """Return calibration arrays by name, [rows, columns], `linear_corr` [6, rows, columns]."""
     shape = (sensor.rows, sensor.columns)
     flat = 1 + how.flat * np.clip(rng.standard_normal(shape), -4, 4)
     dark = rng.uniform(0.005, 0.02, shape)
@@ -135,7 +134,7 @@ def draw_detector(rng: np.random.Generator, sensor: Sensor, how: Instrument) -> 
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #557dcbfb
 def _profile(centre: np.ndarray, width: float, size: int) -> np.ndarray:
-    """Return the share of light in each pixel [times, size] of Gaussians at `centre` [times]."""
+    """Return pixels' shares of light [times, size] of Gaussians at `centre` [times]."""
     from scipy.special import erf
 
     edges = (np.arange(size + 1) - centre[:, None]) / (np.sqrt(2) * width)
@@ -143,7 +142,7 @@ def _profile(centre: np.ndarray, width: float, size: int) -> np.ndarray:
 
 
 def star_light(planet: Planet, sensor: Sensor) -> np.ndarray:
-    """Return the star's electrons per exposure in each raw column [356], or [1] for FGS1."""
+    """Return the star's electrons per exposure and raw column [356], or [1] for FGS1."""
     if sensor is FGS1:
         return np.array([1.3e6])
     um = airs_wavelengths()
@@ -152,9 +151,9 @@ def star_light(planet: Planet, sensor: Sensor) -> np.ndarray:
 
 
 def expected_electrons(planet: Planet, sensor: Sensor, how: Instrument, rng: np.random.Generator) -> np.ndarray:
-    """Return noiseless electrons of each exposure of `planet` on `sensor`, [pairs, rows, columns]; no dark current.
+    """Return noiseless electrons of `planet` on `sensor`, [pairs, rows, columns], without dark current.
 
-    `how` are the effects of the instrument, `rng` the source of drift and pointing.
+    `how` are the instrument's effects, `rng` draws drift and pointing.
     """
     pairs = how.pairs[sensor is FGS1]
     time = np.linspace(-1, 1, pairs)
@@ -173,7 +172,7 @@ def expected_electrons(planet: Planet, sensor: Sensor, how: Instrument, rng: np.
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #86496eb4
 def _nonlinear(true: np.ndarray, linear: np.ndarray) -> np.ndarray:
-    """Return the measured electrons for which the polynomial `linear` [6, rows, columns] gives `true`."""
+    """Return the measured electrons that the polynomial `linear` maps to `true`."""
     measured = true.copy()
     for _ in range(5):  # Newton
         value = linear[2] + measured * linear[3]
@@ -187,12 +186,8 @@ def read_out(
 ) -> np.ndarray:
     """Return raw frames [2 × pairs, rows, columns], uint16 with an ADC.
 
-    Args:
-        electrons: Expected electrons of each exposure [pairs, rows, columns].
-        detector: Calibration arrays by name.
-        sensor: The sensor.
-        how: Effects of the instrument.
-        rng: Source of the noise.
+    `electrons` are expected, [pairs, rows, columns]; `detector` has calibration arrays of `sensor`, `how` the effects,
+    `rng` draws the noise.
     """
     pairs = len(electrons)
     many = sensor.frames // 2 / pairs  # real pairs that one pair stands for
@@ -236,7 +231,7 @@ def draw_visit(planet: Planet, how: Instrument, seed: int, visit: int = 0) -> Vi
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #29d66429
 def write_parquet(path: Path, values: np.ndarray) -> None:
-    """Write an array as Parquet with a column for each pixel, atomically; the first axis are the rows."""
+    """Write an array atomically as Parquet, a column per pixel; the first axis are rows."""
     arrow = package("pyarrow")
     flat = values.reshape(len(values), -1).T
     names = [f"column_{i}" for i in range(len(flat))]
@@ -247,15 +242,7 @@ def write_parquet(path: Path, values: np.ndarray) -> None:
 
 
 def write_visit(layout: Layout, split: str, planet: str, visit: int, content: Visit) -> None:
-    """Write the files of one visit.
-
-    Args:
-        layout: Folder and year.
-        split: "train" or "test".
-        planet: Its id.
-        visit: Number of the visit.
-        content: Frames and calibration arrays.
-    """
+    """Write the files `content` of `visit` of the `planet` in `split` ("train" or "test") of `layout`."""
     for sensor in SENSORS:
         write_parquet(layout.signal(split, planet, sensor, visit), content.frames[sensor.name])
         folder = layout.calibration(split, planet, sensor, visit)
@@ -294,7 +281,7 @@ def _write_axes(layout: Layout, how: Instrument) -> None:
 
 # %% ../../../nbs/86_tasks/06_ariel/03_simulate.ipynb #4a50429c
 def _write_tables(layout: Layout, split: str, planets: dict[int, Planet]) -> None:
-    """Write the star table, in 2024 gain and offset, labels or the sample submission."""
+    """Write star table, labels or sample submission, and in 2024 gain and offset."""
     ids, all_of = list(planets), list(planets.values())
     orbits = [planet.orbit for planet in all_of]
     if layout.year == 2025:

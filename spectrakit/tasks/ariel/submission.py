@@ -21,7 +21,7 @@ from .metric import values_of
 
 # %% ../../../nbs/86_tasks/06_ariel/06_submission.ipynb #6c83e368
 def read_labels(layout: Layout) -> dict[str, np.ndarray]:
-    """Return the depths [283] of the training planets. Raise RequestError that names a bad cell."""
+    """Return the training planets' depths [283]; raise RequestError with a bad cell."""
     table = read_csv(layout.labels(), ["planet_id", *WL])
     return dict(zip(table["planet_id"], values_of(table, WL, layout.labels().name), strict=True))
 
@@ -35,7 +35,7 @@ class Spectrum:
 
 
 def fallback_spectrum(labels: Mapping[str, np.ndarray]) -> Spectrum:
-    """Return mean and deviation of each channel over the training planets; a typical depth for less than two."""
+    """Return each channel's mean and deviation over training planets; typical ones for fewer than two."""
     if len(labels) < 2:
         return Spectrum(np.full(CHANNELS, 0.0146), np.full(CHANNELS, 0.0107))
     depths = np.array(list(labels.values()))
@@ -43,7 +43,7 @@ def fallback_spectrum(labels: Mapping[str, np.ndarray]) -> Spectrum:
 
 # %% ../../../nbs/86_tasks/06_ariel/06_submission.ipynb #c079493a
 def usable_labels(layout: Layout) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the depths [283] of the training planets that have no bad cell, and notes on the others."""
+    """Return the depths [283] of planets without bad cells, and notes on the others."""
     name = layout.labels().name
     try:
         table = read_csv(layout.labels(), ["planet_id", *WL])
@@ -59,7 +59,7 @@ def usable_labels(layout: Layout) -> tuple[dict[str, np.ndarray], list[str]]:
 
 # %% ../../../nbs/86_tasks/06_ariel/06_submission.ipynb #e6fad572
 def wanted_planets(layout: Layout) -> tuple[list[str], list[str]]:
-    """Return the test planets, and notes on differences between sample_submission.csv and the test folder."""
+    """Return the test planets, and notes on differences from sample_submission.csv."""
     folders = planets_in(layout, "test")
     try:
         table = read_csv(layout.folder / "sample_submission.csv", ["planet_id"])
@@ -84,7 +84,7 @@ def wanted_planets(layout: Layout) -> tuple[list[str], list[str]]:
 
 # %% ../../../nbs/86_tasks/06_ariel/06_submission.ipynb #0bb4cb01
 def sample_columns(layout: Layout) -> list[str]:
-    """Return the columns of a submission in the order of sample_submission.csv."""
+    """Return a submission's columns in the order of sample_submission.csv."""
     try:
         return list(read_csv(layout.folder / "sample_submission.csv", ["planet_id", *WL, *SIGMA]).columns)
     except RequestError:
@@ -95,10 +95,7 @@ LEAST_SIGMA = 5e-6  # a smaller sigma is never the truth
 
 
 def submission_table(wanted: list[str], predicted: Mapping[str, Spectrum], fallback: Spectrum) -> Any:
-    """Return the DataFrame of a submission.
-
-    Planets of `wanted` that are not in `predicted`, or have values that are not finite, get the `fallback`.
-    """
+    """Return a submission's DataFrame, with the `fallback` for `wanted` planets without finite predictions."""
     rows = np.empty((len(wanted), 2 * CHANNELS))
     for row, name in enumerate(wanted):
         own = predicted.get(name, fallback)
@@ -111,10 +108,7 @@ def submission_table(wanted: list[str], predicted: Mapping[str, Spectrum], fallb
 
 
 def write_submission(path: str | Path, table: Any, columns: list[str] | None = None) -> None:
-    """Write a submission atomically: the file is the old or the new one. Raise RequestError for a bad cell.
-
-    `columns` is the order of the columns in the file, that of the table by default.
-    """
+    """Write a submission atomically, with `columns` in this order; raise RequestError for a bad cell."""
     if list(table.columns) != ["planet_id", *WL, *SIGMA]:
         raise RequestError("A submission has the 567 columns planet_id, wl_1 …, sigma_1 …, in this order.")
     values_of(table, [*WL, *SIGMA], "the submission")

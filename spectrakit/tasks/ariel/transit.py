@@ -13,7 +13,7 @@ import numpy as np
 # %% ../../../nbs/86_tasks/06_ariel/02_transit.ipynb #341c7c04
 @dataclass(frozen=True)
 class Orbit:
-    """Circular orbit: `period_h`, `sma` (semi-major axis in stellar radii), `inclination_deg`, mid-transit `t0_h`."""
+    """Circular orbit: `sma` is the semi-major axis in stellar radii, `t0_h` mid-transit."""
 
     period_h: float
     sma: float
@@ -21,7 +21,7 @@ class Orbit:
     t0_h: float = 0.0
 
     def distance(self, time_h: np.ndarray) -> np.ndarray:
-        """Return the projected distance of planet and star in stellar radii; infinite behind the star."""
+        """Return the projected distance in stellar radii; infinite behind the star."""
         phase = 2 * np.pi * (np.asarray(time_h, float) - self.t0_h) / self.period_h
         height = np.cos(np.radians(self.inclination_deg))
         apart = self.sma * np.sqrt(np.sin(phase) ** 2 + (height * np.cos(phase)) ** 2)
@@ -29,7 +29,7 @@ class Orbit:
 
 # %% ../../../nbs/86_tasks/06_ariel/02_transit.ipynb #b61dd4c0
 def _full_rings(radius: np.ndarray) -> np.ndarray:
-    """Return integrals of 2πr·(1, 1−μ, (1−μ)²) from 0 to `radius`, [3, …]."""
+    """Return integrals of 2πr·(1, 1−μ, (1−μ)²) up to `radius`, [3, …]."""
     square = np.minimum(radius, 1) ** 2
     mu = np.sqrt(1 - square)
     part = (1 - mu**3) * 2 / 3  # the integral of 2rμ
@@ -39,8 +39,7 @@ def _full_rings(radius: np.ndarray) -> np.ndarray:
 def blocked_light(distance: np.ndarray, k: np.ndarray, nodes: int = 40) -> np.ndarray:
     """Return the integrals of (1, 1−μ, (1−μ)²) over the covered part of the star, [3, …].
 
-    `distance` is in stellar radii and `k`, the ratio of radii, is broadcast against it. `nodes` are those of the
-    quadrature.
+    `distance` is in stellar radii; `k`, the ratio of radii, is broadcast against it. `nodes` counts the quadrature's.
     """
     z, k = np.broadcast_arrays(np.asarray(distance, float), np.asarray(k, float))
     out = np.zeros((3, *z.shape))
@@ -60,12 +59,12 @@ def blocked_light(distance: np.ndarray, k: np.ndarray, nodes: int = 40) -> np.nd
 
 # %% ../../../nbs/86_tasks/06_ariel/02_transit.ipynb #647fdb3c
 def transit_loss(blocked: np.ndarray, u1: np.ndarray, u2: np.ndarray) -> np.ndarray:
-    """Return the share of light lost, from `blocked` [3, …] and quadratic limb darkening `u1` and `u2`."""
+    """Return the lost share of light, from `blocked` [3, …] and quadratic limb darkening."""
     total = np.pi * (1 - u1 / 3 - u2 / 6)
     return (blocked[0] - u1 * blocked[1] - u2 * blocked[2]) / total
 
 # %% ../../../nbs/86_tasks/06_ariel/02_transit.ipynb #ec949ed9
 def within_bins(middle_h: np.ndarray, moments: int = 5) -> np.ndarray:
-    """Return equally spaced moments [bins, moments] of bins with the middles `middle_h`, which are equally spaced."""
+    """Return equally spaced moments [bins, moments] of bins with the middles `middle_h`."""
     width = middle_h[1] - middle_h[0]
     return middle_h[:, None] + width * ((np.arange(moments) + 0.5) / moments - 0.5)

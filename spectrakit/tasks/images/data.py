@@ -34,7 +34,7 @@ from ..table.question import Question, ask, choice, missing_target, plain
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #128ca3b5
 def _column_of_files(train: Any, pictures: Pictures, path: Path, named: str | None) -> str:
-    """Return the column of a table that names pictures, as text in `train`. Raise RequestError if there is none."""
+    """Return the column that names pictures, as text; raise RequestError without one."""
     if named is not None and named not in train.columns:
         raise RequestError(f"task.file={named} is not a column of {path.name}.{hint_of(named, train)}")
     for name in [named] if named is not None else train.columns:
@@ -64,7 +64,7 @@ def _labels(pictures: Pictures, sample: Any, options: dict[str, Any], notes: lis
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #9213e5ff
 def _sample(pictures: Pictures, train: Any, column: str, options: dict[str, Any], notes: list[str]) -> Any:
-    """Return a sample submission for the pictures of a folder test, where the competition has none."""
+    """Return a sample submission for pictures of a folder test."""
     import pandas
 
     paths = [path for path in pictures.paths if is_below(path, "test")]
@@ -79,7 +79,7 @@ def _sample(pictures: Pictures, train: Any, column: str, options: dict[str, Any]
 
 
 def _files_to_answer(pictures: Pictures, ids: Any, column: str, notes: list[str]) -> list[str | None]:
-    """Return the picture of each id: its name, or the name in test.csv."""
+    """Return each id's picture: its name, or the one in test.csv."""
     names = ids.tolist()
     if (path := table_file(pictures.root, "test")) is not None:
         test = read_table(path)
@@ -97,7 +97,7 @@ def _files_to_answer(pictures: Pictures, ids: Any, column: str, notes: list[str]
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #ed1f65df
 @dataclass(frozen=True)
 class Asked:
-    """Rows of the submission: their ids, a table, and the picture of each; `order` is that of the rows."""
+    """Rows of the submission: ids, and pictures, in `order`."""
 
     ids: Any
     files: list[str | None]
@@ -105,9 +105,9 @@ class Asked:
 
 
 def read_labels(options: dict[str, Any], notes: list[str]) -> tuple[Pictures, Any, str, Question, Asked]:
-    """Return the pictures, the table of labels and its column of files, the question, and the rows to answer.
+    """Return the pictures, the labels and their column of files, the question, and the rows to answer.
 
-    Raise RequestError if a file is missing or its meaning is unclear.
+    Raise RequestError if a file is missing or unclear.
     """
     pictures = find_pictures(picture_folder(options["data"]))
     path, asked = label_file(pictures.root), sample_file(pictures.root)
@@ -161,7 +161,7 @@ class Training:
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #66226f23
 def _targets(train: Any, q: Question) -> tuple[np.ndarray, np.ndarray]:
-    """Return a mask of the rows with a target, and codes [rows] or numbers [rows, targets]; 0 for missing ones."""
+    """Return a mask of rows with a target, and codes or numbers; 0 for missing ones."""
     given = train[q.targets].notna().all(axis=1).to_numpy()
     if q.kind == "classes":
         code = {value: place for place, value in enumerate(q.classes)}
@@ -173,7 +173,7 @@ def _targets(train: Any, q: Question) -> tuple[np.ndarray, np.ndarray]:
 def _groups(
     train: Any, rows: np.ndarray, hashes: Sequence[str], named: str | None, notes: list[str]
 ) -> np.ndarray | None:
-    """Return the group of each row: the named column, or equal pictures; None if all differ."""
+    """Return each row's group by the named column or equal pictures, if any."""
     if named is not None:
         if named not in train.columns:
             raise RequestError(f"task.group={named} is not a column of the table of labels.{hint_of(named, train)}")
@@ -186,14 +186,14 @@ def _groups(
 
 
 def moments(cache: Cache, rows: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel, from up to 2000 of the rows."""
+    """Return each channel's mean and deviation, from up to 2000 rows."""
     some = cache.array()[rows[:: -(-len(rows) // 2000)]]
     by_channel = [some[:, channel].astype(np.float32) for channel in range(some.shape[1])]
     return [float(c.mean()) for c in by_channel], [max(1.0, float(c.std())) for c in by_channel]
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #f1a767d9
 def _form(task: Task, cfg: Config, seen: Look, config: dict[str, Any]) -> Form:
-    """Return the form of the pictures by the options, and that of a timm model by its configuration."""
+    """Return the pictures' form by the options or a timm model's configuration."""
     size = None if task.option(cfg, "size") == "auto" else int_option(task, cfg, "size", 8, 1024)
     if not config:
         return seen.form(size, 128)
@@ -202,13 +202,9 @@ def _form(task: Task, cfg: Config, seen: Look, config: dict[str, Any]) -> Form:
 
 
 def readable(files: list[str | None], cache: Cache, notes: list[str], where: str) -> np.ndarray:
-    """Return a mask of the readable pictures.
+    """Return a mask of the pictures `files` that are readable in `cache`; add a note on others to `notes`.
 
-    Args:
-        files: Paths of the pictures.
-        cache: The same pictures, decoded.
-        notes: Sentences for the user; one on the others is added.
-        where: Purpose, such as "to predict".
+    `where` is their purpose, such as "to predict".
     """
     bad = np.zeros(len(files), bool)
     bad[list(cache.damaged)] = True
@@ -219,20 +215,13 @@ def readable(files: list[str | None], cache: Cache, notes: list[str], where: str
 
 
 def cache_of(pictures: Pictures, files: list[str | None], form: Form, folder: str | None) -> Cache:
-    """Return pictures in one file.
-
-    Args:
-        pictures: Files of the competition.
-        files: Paths of the pictures.
-        form: Their form.
-        folder: Folder of the file; None: that of this user's state.
-    """
+    """Return the `files` among `pictures` in one file of `folder` (None: this user's state), in `form`."""
     paths = [None if path is None else pictures.root / path for path in files]
     return cached(paths, form, None if folder is None else Path(folder))
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #4d0c6a72
 def _kept(train: Any, q: Question, good: np.ndarray, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows to learn from, and their targets. Raise RequestError for fewer than two."""
+    """Return the rows to learn from, and targets; raise RequestError for fewer than two."""
     given, y = _targets(train, q)
     if not given.all():
         notes.append(f"{int((~given).sum())} rows of the table of labels are left out: {missing_target(q.targets)}")
@@ -245,7 +234,7 @@ def _kept(train: Any, q: Question, good: np.ndarray, notes: list[str]) -> tuple[
 
 
 def _recipe(q: Question, form: Form, y: np.ndarray, flip: str, architecture: str) -> Recipe:
-    """Return the recipe with the means and deviations of the training targets."""
+    """Return the recipe with the training targets' means and deviations."""
     one_hot = y[:, None] == np.arange(len(q.classes)) if q.kind == "classes" else y
     spread = [float(value) if value > 0 else 1.0 for value in one_hot.std(axis=0)]
     flip = flip_for(q.classes, form.channels) if flip == "auto" else flip
@@ -253,9 +242,7 @@ def _recipe(q: Question, form: Form, y: np.ndarray, flip: str, architecture: str
 
 # %% ../../../nbs/86_tasks/08_images/03_data.ipynb #455453b4
 def read_training(task: Task, cfg: Config, options: dict[str, Any]) -> tuple[Training, Pictures, Asked]:
-    """Return the training pictures of a competition, all its files and the rows to answer. Raise RequestError if
-    they are invalid.
-    """
+    """Return training pictures, files and rows to answer, or raise RequestError."""
     notes: list[str] = []
     pictures, train, column, q, asked = read_labels(options, notes)
     files = [locate(pictures, name, "train") for name in train[column]]

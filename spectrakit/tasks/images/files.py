@@ -66,7 +66,7 @@ def label_file(root: Path) -> Path | None:
 
 # %% ../../../nbs/86_tasks/08_images/00_files.ipynb #f2a6bed2
 def picture_folder(data: str) -> Path:
-    """Return the folder of the pictures: a path, or the slug of an input. Raise RequestError if there is none."""
+    """Return the pictures' folder: a path, or the slug of an input. Raise RequestError without one."""
     if (path := Path(data).expanduser()).is_dir():
         return path
     try:
@@ -76,7 +76,7 @@ def picture_folder(data: str) -> Path:
 
 # %% ../../../nbs/86_tasks/08_images/00_files.ipynb #8fc3b98c
 def is_below(path: str, role: str) -> bool:
-    """Check whether a folder of `path` begins with `role`, such as test or test_images."""
+    """Check whether a folder of `path` begins with `role`, such as test_images."""
     return any(part.lower().startswith(role) for part in path.split("/")[:-1])
 
 
@@ -109,7 +109,7 @@ def locate(pictures: Pictures, name: object, role: str) -> str | None:
 
 # %% ../../../nbs/86_tasks/08_images/00_files.ipynb #96a1f0f0
 def _class_root(pictures: Pictures) -> Path:
-    """Return the folder that holds the folders of classes: a folder train, or the one folder in it, or the root."""
+    """Return the folder with folders of classes: train, the one folder, or the root."""
     roots = sorted({path.split("/")[0] for path in pictures.paths if path.lower().startswith("train") and "/" in path})
     base = pictures.root / roots[0] if roots else pictures.root
     while True:
@@ -120,9 +120,9 @@ def _class_root(pictures: Pictures) -> Path:
 
 
 def by_class(pictures: Pictures, notes: list[str]) -> list[tuple[str, str]]:
-    """Return (path, class) of the pictures in a folder for each class; add notes on other folders and pictures.
+    """Return (path, class) of pictures in folders of classes; add notes on others.
 
-    Raise RequestError if there is no such folder.
+    Raise RequestError without such folders.
     """
     base, found, beside = _class_root(pictures), list[tuple[str, str]](), 0
     start = "" if base == pictures.root else f"{base.relative_to(pictures.root).as_posix()}/"

@@ -30,7 +30,7 @@ from ..table.table import DataTask, Table, answers
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #68b0aed5
 def described(training: Training, asked: Asked, metric: str = "auto") -> str:
-    """Return a description of the pictures, the network, the metric and the answer, as lines."""
+    """Return a description of pictures, network, metric and answer, as lines."""
     recipe, q = training.recipe, training.recipe.question
     form, held = recipe.form, int(training.held_out.sum())
     target = f"{len(q.classes)} classes, {few(q.classes)}" if q.classes else q.kind
@@ -90,10 +90,10 @@ class ImageData(DataTask):
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #0c60059c
 class ImageRows(ImageData):
-    """Reader of `Images`: all pictures for training, or those to predict with the recipe of a checkpoint."""
+    """Reader of `Images`: all pictures, or those to predict with a checkpoint's recipe."""
 
     def training(self, cfg: Config) -> Training:
-        """Return the training pictures, read once. Raise RequestError if they are invalid."""
+        """Return the training pictures, or raise RequestError."""
         options = self._options(cfg)
         if self._training is None:
             self._training, self._pictures, self._asked = read_training(self, cfg, options)
@@ -113,13 +113,13 @@ class ImageRows(ImageData):
         self._recipe = recipe_in(weights) or self._recipe
 
     def recipe(self, cfg: Config) -> Recipe:
-        """Return the recipe of the checkpoint, or of the training pictures."""
+        """Return the recipe of checkpoint or training pictures."""
         self._options(cfg)
         return self._recipe or self.training(cfg).recipe
 
     @property
     def now(self) -> Recipe:
-        """Return the current recipe. Raise RequestError if no picture was read."""
+        """Return the current recipe; raise RequestError without one."""
         if self._recipe is None:
             raise RequestError("This Images has not read any data yet. Call task.model(cfg) first.")
         return self._recipe
@@ -129,7 +129,7 @@ class ImageModel(ImageRows):
     """Network of `Images`."""
 
     def number(self, cfg: Config, name: str, most: float) -> float:
-        """Return the option `name`, a number from 0 to `most`. Raise RequestError for other values."""
+        """Return the option `name` from 0 to `most`, or raise RequestError."""
         value = self.option(cfg, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
             raise RequestError(f"task.{name}={value} is invalid. Use a number from 0 to {most:g}.")
@@ -158,7 +158,7 @@ class ImageOutputs(ImageModel):
         return sample_file(picture_folder(self.option(cfg, "data")))
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Return the mean cross-entropy, or squared error in standard deviations; augment in training."""
+        """Return the mean cross-entropy or squared error; augment in training."""
         x, y, recipe = batch[0], batch[1], self.now
         if model.training:
             strength = float(self._for["augment"])
@@ -172,25 +172,25 @@ class ImageOutputs(ImageModel):
         return F.mse_loss(scores, (y - scores.new_tensor(recipe.prior)) / scores.new_tensor(recipe.spread))
 
     def predict(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Return probabilities, or numbers in the unit of the targets [pictures, classes or targets]."""
+        """Return probabilities, or numbers in the targets' unit [pictures, outputs]."""
         scores, recipe = model(batch[0]).float(), self.now
         if recipe.question.kind != "numbers":
             return scores.softmax(dim=1) if recipe.question.kind == "classes" else scores.sigmoid()
         return scores.new_tensor(recipe.prior) + scores.new_tensor(recipe.spread) * scores
 
     def views(self, batch: Any) -> list[Any]:
-        """Return the pictures and their mirror images, where these keep their meaning."""
+        """Return pictures and mirror images that keep their meaning."""
         flips: dict[str, list[list[int]]] = {"none": [[]], "horizontal": [[], [3]], "both": [[], [3], [2], [2, 3]]}
         return [(batch[0].flip(dims), *batch[1:]) for dims in flips[self.now.flip]]
 
 # %% ../../../nbs/86_tasks/08_images/04_images.ipynb #a90a430c
 class Images(ImageOutputs):
-    """Task of pictures in `data`, a folder or the slug of an input; options are keywords or `task.NAME=VALUE`."""
+    """Task of pictures in `data`, a folder or an input's slug; options are keywords or `task.NAME=VALUE`."""
 
     metrics_all, sampler, fold_rows = Table.metrics_all, Table.sampler, Table.fold_rows
 
     def describe(self, cfg: Config) -> str:
-        """Return a description of the pictures and of pictures left out, as lines."""
+        """Return a description of pictures, used and left out."""
         training, (asked, pictures) = self.training(cfg), self.asked(cfg)
         notes, form = list(training.notes), training.recipe.form
         if asked.files:
@@ -199,7 +199,7 @@ class Images(ImageOutputs):
         return described(replace(training, notes=notes), asked, self.option(cfg, "metric"))
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return training and held-out pictures; each sample: (bytes [channels, size, size], target)."""
+        """Return training and held-out pictures: (bytes [channels, size, size], target)."""
         k = self.training(cfg)
         y = np.zeros((len(k.cache.hashes), *k.y.shape[1:]), k.y.dtype)
         y[k.rows] = k.y
@@ -208,7 +208,7 @@ class Images(ImageOutputs):
         return train, valid if len(valid) else None
 
     def test_dataset(self, cfg: Config) -> ArrayDataset | None:
-        """Return the pictures of the sample submission in order; None if there are none."""
+        """Return the sample submission's pictures in order, if any."""
         asked, pictures = self.asked(cfg)
         if not asked.files:
             return None
@@ -217,7 +217,7 @@ class Images(ImageOutputs):
         return ArrayDataset(cache.array())
 
     def submission(self, predictions: np.ndarray) -> Any:
-        """Return the submission as the sample has it; unreadable pictures get the mean of training."""
+        """Return the sample's submission; unreadable pictures get the training mean."""
         if self._asked is None or self._damaged is None:
             raise RequestError("This Images has not read the test pictures. Call task.test_dataset(cfg) first.")
         damaged = self._damaged[: len(predictions), None]

@@ -40,7 +40,7 @@ class Recipe:
         form: Form of the pictures.
         prior: Mean of the targets, predicted for an unreadable picture.
         spread: Standard deviations of numeric targets.
-        flip: Mirror images in training and prediction: none, horizontal or both.
+        flip: Mirror images: none, horizontal or both.
         architecture: Name of a timm model; empty for the own network.
     """
 
@@ -68,13 +68,13 @@ def recipe_from(text: str) -> Recipe:
 
 
 def recipe_in(weights: Mapping[str, torch.Tensor]) -> Recipe | None:
-    """Return the recipe in the weights of a checkpoint; None if there is none."""
+    """Return the recipe in a checkpoint's weights, if any."""
     found = next((value for name, value in weights.items() if name.rpartition(".")[2] == "recipe"), None)
     return None if found is None else recipe_from(as_text(found))
 
 # %% ../../../nbs/86_tasks/08_images/02_net.ipynb #801b8bed
 def flip_for(classes: list, channels: int) -> str:
-    """Return the flips that keep the classes of pictures: none for grey signs, such as digits, else horizontal.
+    """Return the flips that keep classes: none for grey signs, such as digits, else horizontal.
 
     Signs are three or more classes that are numbers or single characters.
     """
@@ -85,7 +85,7 @@ def flip_for(classes: list, channels: int) -> str:
 def augmented(x: torch.Tensor, flip: str, strength: float = 1.0) -> torch.Tensor:
     """Return each picture [pictures, channels, height, width] turned, scaled, shifted and mirrored at random.
 
-    `strength` 1 turns by up to 10°, scales sides by up to 20 %, shifts by up to an eighth. Edges are repeated.
+    `strength` 1 turns by up to 10°, scales by up to 20 %, shifts by up to an eighth. Edges are repeated.
     """
     r = torch.rand(7, len(x), device=x.device) * 2 - 1
     angle, size, aspect = 0.17 * strength * r[0], 1 + 0.15 * strength * r[1], 1 + 0.05 * strength * r[2]
@@ -119,13 +119,10 @@ class Residual(nn.Module):
 
 
 def small_net(form: Form, outputs: int, width: int = 32, dropout: float = 0.1) -> nn.Module:
-    """Return a residual network, [pictures, channels, size, size] → [pictures, outputs].
+    """Return a residual network, [pictures, channels, size, size] → [pictures, `outputs`].
 
-    Args:
-        form: Form of the pictures; from 32 pixels on there are four stages, otherwise three.
-        outputs: Number of outputs.
-        width: Channels of the first stage.
-        dropout: Share of the last features that are dropped in training.
+    By `form`, from 32 pixels on there are four stages, otherwise three; the first has `width` channels. `dropout` is
+    for the last features.
     """
     stride = 1 if form.size <= 32 else 2 if form.size <= 64 else 4
     kernel = 3 if stride == 1 else 2 * stride - 1
@@ -137,7 +134,7 @@ def small_net(form: Form, outputs: int, width: int = 32, dropout: float = 0.1) -
 
 # %% ../../../nbs/86_tasks/08_images/02_net.ipynb #4baece62
 def _config_of(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder of timm weights; {} if it is none."""
+    """Return the config.json of timm weights; {} without one."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -149,12 +146,8 @@ def _config_of(folder: Path) -> dict[str, Any]:
 def timm_weights(weights: str, data: Path) -> tuple[Path | None, dict[str, Any]]:
     """Return the folder and the configuration of timm weights; (None, {}) for the own network.
 
-    Args:
-        weights: A folder or the slug of an input; "auto" takes the first among the inputs; "none".
-        data: Folder of the pictures, not searched.
-
-    Raises:
-        RequestError: If named weights are not there, or timm is not installed.
+    `weights` is a folder or the slug of an input, "auto" for the first input outside `data`, or "none". Raise
+    RequestError if named weights, or timm, are missing.
     """
     if weights == "none" or (weights == "auto" and find_spec("timm") is None):
         return None, {}
@@ -178,7 +171,7 @@ def timm_weights(weights: str, data: Path) -> tuple[Path | None, dict[str, Any]]
 
 # %% ../../../nbs/86_tasks/08_images/02_net.ipynb #70f69f39
 def timm_net(recipe: Recipe, folder: Path | None) -> nn.Module:
-    """Return a timm model for colour, with weights from a folder; None: random weights, to be loaded."""
+    """Return a timm model for colour, with a folder's weights or random ones."""
     import timm
 
     given: dict[str, Any] = {"num_classes": recipe.outputs, "in_chans": recipe.form.channels}
@@ -194,11 +187,7 @@ def timm_net(recipe: Recipe, folder: Path | None) -> nn.Module:
 class PictureNet(nn.Module):
     """Network for pictures, 0 to 255 [pictures, channels, size, size] → scores [pictures, outputs].
 
-    Args:
-        recipe: Meaning of inputs and outputs, a buffer.
-        body: Network for scaled pictures.
-        mean: Mean of each channel.
-        deviation: Standard deviation of each channel.
+    `recipe` is a buffer; `body` takes pictures scaled by `mean` and `deviation` of each channel.
     """
 
     recipe: torch.Tensor
@@ -216,7 +205,7 @@ class PictureNet(nn.Module):
         return self.body((x.float() - self.mean) / self.deviation)
 
     def _load_from_state_dict(self, state: dict, prefix: str, *rest: Any) -> None:
-        """Refuse weights of other classes or pictures with a sentence, before shapes are compared."""
+        """Refuse weights of other classes or pictures before shapes are compared."""
         if f"{prefix}recipe" in state:
             then, now = (recipe_from(as_text(buffer)) for buffer in (state[f"{prefix}recipe"], self.recipe))
             if why := difference(then, now):
@@ -227,7 +216,7 @@ class PictureNet(nn.Module):
 
 # %% ../../../nbs/86_tasks/08_images/02_net.ipynb #712c7bdd
 def difference(then: Recipe, now: Recipe) -> str:
-    """Return the reason why weights of one recipe do not fit another; empty if they do."""
+    """Return the reason why a recipe's weights do not fit another, or ''."""
     parts: dict[str, tuple] = {
         "classes": (then.question.classes, now.question.classes),
         "targets": (then.question.targets, now.question.targets),

@@ -26,7 +26,7 @@ from ...system.folder_signature import state_folder
 
 # %% ../../../nbs/86_tasks/08_images/01_pixels.ipynb #a15b33e2
 def pillow() -> Any:
-    """Return the module PIL with Image and ImageOps. Raise RequestError if it is not installed."""
+    """Return PIL with Image and ImageOps, or raise RequestError."""
     try:
         import PIL
         import PIL.Image
@@ -40,7 +40,7 @@ def pillow() -> Any:
 # %% ../../../nbs/86_tasks/08_images/01_pixels.ipynb #486ec3c8
 @dataclass(frozen=True)
 class Form:
-    """Form of all pictures: side in pixels, channels (1: grey, 3: colour), and white of pictures with 16 bits."""
+    """Form of all pictures: side in pixels, channels (1: grey, 3: colour), white of 16 bits."""
 
     size: int
     channels: int
@@ -48,7 +48,7 @@ class Form:
 
 
 def _as_bytes(image: Any, form: Form) -> Any:
-    """Return an image in grey or colour: 16 bits scaled, transparent parts on white."""
+    """Return an image in grey or colour, transparent parts on white."""
     module = pillow().Image
     if image.mode[0] in "IF":
         values = np.nan_to_num(np.asarray(image, np.float32)) * (255 / form.white)
@@ -60,7 +60,7 @@ def _as_bytes(image: Any, form: Form) -> Any:
 
 
 def read_picture(path: Path, form: Form) -> np.ndarray:
-    """Return a picture as bytes [channels, size, size], upright, its sides stretched to a square."""
+    """Return a picture as bytes [channels, size, size], upright and stretched."""
     with pillow().Image.open(path) as image:
         image.draft("L" if form.channels == 1 else "RGB", (form.size, form.size))  # JPEG: decoded at a smaller scale
         plain = _as_bytes(pillow().ImageOps.exif_transpose(image), form)
@@ -74,14 +74,14 @@ _GREY = {"1", "L", "LA", "La", "F"}
 
 
 class Look(NamedTuple):
-    """A first look at pictures: width and height [pictures, 2], number by mode, and white of 16 bits."""
+    """First look at pictures: width and height [pictures, 2], modes, white of 16 bits."""
 
     sizes: np.ndarray
     modes: dict[str, int]
     white: float
 
     def form(self, size: int | None, largest: int) -> Form:
-        """Return the form that suits: the side `size`, or the first of SIZES that fits most, up to `largest`."""
+        """Return a form of side `size`, or the first of SIZES that fits most, up to `largest`."""
         longer = float(np.median(self.sizes.max(axis=1)))
         fits = min(next((side for side in SIZES if side >= longer), SIZES[-1]), largest)
         grey = all(mode in _GREY or mode[0] == "I" for mode in self.modes)
@@ -94,7 +94,7 @@ class Look(NamedTuple):
 
 # %% ../../../nbs/86_tasks/08_images/01_pixels.ipynb #e17ddb15
 def look(paths: Sequence[Path]) -> Look:
-    """Return a first look at some of the pictures. Raise RequestError if none can be read."""
+    """Return a first look at some pictures; raise RequestError if all are unreadable."""
     sizes, modes, peak, why = list[tuple[int, int]](), Counter[str](), 0.0, ""
     for path in paths[:: -(-len(paths) // LOOKED_AT)]:
         try:
@@ -118,7 +118,7 @@ _VERSION = 1
 
 
 class Cache(NamedTuple):
-    """Pictures in a file: bytes [pictures, channels, size, size], a hash of each, and reasons for the unreadable."""
+    """Pictures in a file: bytes [pictures, channels, size, size], hashes, and reasons for the unreadable."""
 
     file: Path
     hashes: list[str]
@@ -130,7 +130,7 @@ class Cache(NamedTuple):
 
 # %% ../../../nbs/86_tasks/08_images/01_pixels.ipynb #3486a3d5
 def _read(form: Form, path: Path | None) -> tuple[np.ndarray, str]:
-    """Return a picture and "", or black and the reason why it is not readable."""
+    """Return a picture and "", or black and a reason."""
     black = np.zeros((form.channels, form.size, form.size), np.uint8)
     if path is None:
         return black, "missing"
@@ -161,7 +161,7 @@ def _write(file: IO[bytes], paths: Sequence[Path | None], form: Form) -> dict[st
 
 # %% ../../../nbs/86_tasks/08_images/01_pixels.ipynb #ca2c51d2
 def _key(paths: Iterable[Path | None], form: Form) -> str:
-    """Return a name that changes with the form, or the path, size or time of a picture."""
+    """Return a name that depends on the form and the files."""
     digest = hashlib.sha256(repr((_VERSION, *astuple(form))).encode())
     for path in paths:
         about = path.stat() if path is not None else None
@@ -170,15 +170,10 @@ def _key(paths: Iterable[Path | None], form: Form) -> str:
 
 
 def cached(paths: Sequence[Path | None], form: Form, folder: Path | None = None) -> Cache:
-    """Return the pictures of a form from a file that is written once, atomically, by one process.
+    """Return the pictures at `paths` (None: black) from a file that one process writes once, atomically.
 
-    Args:
-        paths: Absolute paths; None for a missing picture, which is black.
-        form: Their common form.
-        folder: Folder of the files; by default that of this user's state.
-
-    Raises:
-        RequestError: If the file cannot be written.
+    `form` is their common form, `folder` has the files (default: this user's state). Raise RequestError if it cannot be
+    written.
     """
     folder = state_folder() / "pictures" if folder is None else folder
     file = folder / f"{_key(paths, form)}.npy"

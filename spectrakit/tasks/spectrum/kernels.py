@@ -17,7 +17,7 @@ from ...tuning.blend_weights import greedy, products_of
 # %% ../../../nbs/86_tasks/04_spectrum/01_kernels.ipynb #3bbe61dc
 @dataclass(frozen=True)
 class Axes:
-    """Principal components of a view: `mean` [channels], `axes` [channels, components], and the scale `norm`."""
+    """Principal components of a view: `mean` [channels], `axes` [channels, components], and scale `norm`."""
 
     mean: np.ndarray
     axes: np.ndarray
@@ -29,7 +29,7 @@ class Axes:
 
 
 def principal_axes(view: np.ndarray, flatten: float, most: int) -> Axes:
-    """Return up to `most` principal axes of a view [samples, channels]; `flatten` is the share of variance removed."""
+    """Return up to `most` principal axes; `flatten` is the share of variance removed."""
     mean = view.mean(axis=0)
     _, sizes, axes = np.linalg.svd(view - mean, full_matrices=False)
     kept = np.flatnonzero(sizes > max(sizes[0] * 1e-7, 1e-12))[:most]
@@ -40,7 +40,7 @@ def principal_axes(view: np.ndarray, flatten: float, most: int) -> Axes:
 # %% ../../../nbs/86_tasks/04_spectrum/01_kernels.ipynb #75193c45
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel on the coordinates `points` of view `view`: linear, or Gaussian with the inverse squared width `gamma`."""
+    """Kernel on `points` of a view: linear, or Gaussian with inverse squared width `gamma`."""
 
     view: int
     axes: Axes
@@ -48,7 +48,7 @@ class Kernel:
     gamma: float | None
 
     def __call__(self, views: list[np.ndarray]) -> np.ndarray:
-        """Return the kernel of samples with the points, [samples, points]; 1 is for the constant."""
+        """Return the kernel of samples with the points, [samples, points]."""
         at = self.axes(views[self.view])
         inner = at @ self.points.T
         if self.gamma is None:
@@ -75,11 +75,8 @@ STRENGTHS = 10.0 ** np.arange(-8, 1.5, 0.6)  # per sample
 def held_out(values: np.ndarray, vectors: np.ndarray, y: np.ndarray, blocks: list[np.ndarray]) -> np.ndarray:
     """Return predictions [strengths, samples, targets] of a kernel's ridge regressions, each without its block.
 
-    Args:
-        values: Eigenvalues of the kernel [samples].
-        vectors: Eigenvectors [samples, samples].
-        y: Targets [samples, targets].
-        blocks: Numbers of the samples that are left out together. Samples of no block get 0.
+    `values` [samples] and `vectors` [samples, samples] are its eigenvalues and eigenvectors, `y` the targets [samples,
+    targets]. `blocks` number the samples left out together; others get 0.
     """
     out, turned = np.zeros((len(STRENGTHS), *y.shape)), vectors.T @ y
     for place, strength in enumerate(STRENGTHS * len(y)):
@@ -92,7 +89,7 @@ def held_out(values: np.ndarray, vectors: np.ndarray, y: np.ndarray, blocks: lis
 
 
 def folds_apart(fold: np.ndarray) -> list[np.ndarray]:
-    """Return the numbers of the samples of each fold, for the fold of each sample [samples]."""
+    """Return the samples of each fold, by the `fold` of each."""
     return [np.flatnonzero(fold == k) for k in np.unique(fold)]
 
 # %% ../../../nbs/86_tasks/04_spectrum/01_kernels.ipynb #3950a5ce
@@ -105,8 +102,8 @@ KEPT = 10  # kernels considered for a target
 class KernelModel:
     """Weighted kernel regressions: `parts` are kernels with coefficients [points, targets].
 
-    `honest` [samples, targets] are predictions for the training samples, each without its block. `noise` [channels] is
-    that of the spectra.
+    `honest` [samples, targets] are predictions of training samples, each without its fold; `noise` [channels] belongs
+    to the spectra.
     """
 
     centre: np.ndarray
@@ -121,7 +118,7 @@ class KernelModel:
 
 
 def _selected(honest: np.ndarray, y: np.ndarray, among: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the error and weights [kernels] of a blend of the kernels `among`, for predictions [kernels, numbers]."""
+    """Return the error and weights [kernels] of a blend of the kernels `among`."""
     best = among[np.argsort(((honest[among] - y) ** 2).mean(axis=1))[:KEPT]]
     weights, sums = np.zeros(len(honest)), products_of(honest[best], y)
     weights[best] = greedy([sums])
@@ -131,7 +128,7 @@ def _selected(honest: np.ndarray, y: np.ndarray, among: np.ndarray) -> tuple[flo
 def _weights(honest: np.ndarray, y: np.ndarray, linear: np.ndarray) -> np.ndarray:
     """Return weights [kernels, targets] for predictions [kernels, samples, targets].
 
-    Kernels that are not `linear` [kernels] must lower the squared error by more than chance does for few samples.
+    Kernels that are not `linear` must lower the squared error by more than chance does for few samples.
     """
     weights, every = np.zeros(honest.shape[::2]), np.arange(len(honest))
     for targets in [slice(None)] if y.shape[1] > WIDE else [slice(t, t + 1) for t in range(y.shape[1])]:
@@ -142,7 +139,7 @@ def _weights(honest: np.ndarray, y: np.ndarray, linear: np.ndarray) -> np.ndarra
 
 # %% ../../../nbs/86_tasks/04_spectrum/01_kernels.ipynb #71b97c7a
 def _choose(tried: np.ndarray, y: np.ndarray, linear: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return strengths [kernels, targets] and weights [kernels, targets] by predictions [kernels, strengths, …]."""
+    """Return strengths and weights, both [kernels, targets], by predictions [kernels, strengths, …]."""
     best = ((tried - y) ** 2).mean(axis=2).argmin(axis=1)
     return best, _weights(np.take_along_axis(tried, best[:, None, None], axis=1)[:, 0], y, linear)
 
@@ -153,7 +150,7 @@ Grams = list[tuple[np.ndarray, np.ndarray]]
 
 
 def _without(grams: Grams, y: np.ndarray, fold: np.ndarray, k: int) -> np.ndarray:
-    """Return predictions [kernels, strengths, samples, targets] without its own fold and without fold `k`."""
+    """Return predictions [kernels, strengths, samples, targets] without the own fold and fold `k`."""
     out, kept = np.zeros((len(grams), len(STRENGTHS), *y.shape)), np.flatnonzero(fold == k)
     for b in folds_apart(fold):
         if fold[b[0]] != k:

@@ -33,8 +33,8 @@ SHARES = torch.tensor([0.5, 0.6, SHARE, 0.76, 0.84])  # sigma fits these: one al
 class Members(nn.Module):
     """Small networks side by side: features [samples, n] → corrections and log sigmas [samples, members, targets].
 
-    Both are in units of the kernel regressions' error. `gate` says how much of each is used, `widen` is the log of a
-    factor of sigma; they are learned from samples that a member has not seen.
+    Both are in units of the kernel regressions' error. `gate` is the used share of each and `widen` the log of sigma's
+    factor; samples that a member has not seen teach them.
     """
 
     centre: torch.Tensor
@@ -62,12 +62,12 @@ class Members(nn.Module):
         return correction, 2 * torch.tanh(log_sigma)
 
     def gates(self) -> torch.Tensor:
-        """Return the shares of corrections and of log sigmas that are used, [2, targets], 0 to 1."""
+        """Return the used shares of corrections and log sigmas, [2, targets], 0 to 1."""
         return (10 * self.gate).clamp(0, 1)
 
 # %% ../../../nbs/86_tasks/04_spectrum/02_regression.ipynb #9d8bab3d
 def member_loss(net: Members, outputs: tuple, rest: torch.Tensor, fold: torch.Tensor, weight: torch.Tensor) -> Any:
-    """Return the training loss.
+    """Return the training loss of `net`.
 
     Args:
         net: Network.
@@ -99,7 +99,7 @@ def _likelihood(square: torch.Tensor, log_sigma: torch.Tensor) -> torch.Tensor:
 # %% ../../../nbs/86_tasks/04_spectrum/02_regression.ipynb #7cce21de
 @dataclass(frozen=True)
 class Learned:
-    """Facts from the training samples `seen`: kernel regressions, axes of the features, and the inner folds."""
+    """Facts from the training samples `seen`: kernel regressions, axes, inner folds."""
 
     seen: np.ndarray
     out: np.ndarray
@@ -108,7 +108,7 @@ class Learned:
     axes: tuple[Axes, ...]
 
     def features(self, x: np.ndarray, base: np.ndarray) -> np.ndarray:
-        """Return the network's inputs for spectra [samples, channels] with kernel predictions [samples, targets]."""
+        """Return the network's inputs for spectra with kernel predictions [samples, targets]."""
         views = views_of(fill_gaps(x), self.kernels.noise)
         parts = [axes(view) for axes, view in zip(self.axes, views[:4:3], strict=True)]
         return np.concatenate([*parts, base[:, :8]], axis=1)
@@ -135,13 +135,9 @@ def learn(
 
 # %% ../../../nbs/86_tasks/04_spectrum/02_regression.ipynb #28e22ac4
 def numbers(name: str, values: Any, rows: int | None, gaps: bool = True) -> np.ndarray:
-    """Return `values` as float64 [samples, …] with one or two axes. Raise RequestError that names them.
+    """Return `values` as float64 [samples, …] with one or two axes, or raise RequestError with `name`.
 
-    Args:
-        name: Name for messages.
-        values: Array, list or table of numbers.
-        rows: Number of samples; None for any.
-        gaps: Whether NaN is permitted.
+    `rows` is the number of samples, None for any; `gaps` says whether NaN is permitted.
     """
     try:
         array = np.asarray(values, dtype=np.float64)
@@ -164,7 +160,7 @@ def _spectra(name: str, x: Any, channels: int | None = None) -> np.ndarray:
 
 
 def _targets(y: Any, sigma: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return targets [samples, targets] weights of this shape, and the inner shape."""
+    """Return targets [samples, targets], weights, and the inner shape."""
     y = numbers("y", y, rows, gaps=False)
     shape, y = y.shape[1:], y.reshape(rows, -1)
     error = np.zeros((1, 1)) if sigma is None else numbers("sigma", sigma, rows, gaps=False).reshape(rows, -1)
@@ -180,7 +176,7 @@ class SpectrumData(Task):
     Args:
         x: Spectra [samples, channels]; gaps (NaN) are interpolated.
         y: Targets [samples] or [samples, targets], such as a concentration or another spectrum.
-        sigma: Standard errors of `y`, of its shape or one for each sample: uncertain samples count less.
+        sigma: Standard errors of `y`, of its shape or one per sample: uncertain samples count less.
         test: Spectra [samples, channels] to predict.
         groups: Group of each sample, such as replicates, that shares a fold.
         **options: `fold` (held out; −1: none), `folds`, `hidden` (width of the network).
@@ -211,7 +207,7 @@ class SpectrumData(Task):
         return {**self.__dict__, "_cache": {}}
 
     def fold_rows(self, cfg: Config) -> np.ndarray:
-        """Return the fold of each sample; each fold has low and high targets."""
+        """Return each sample's fold; folds have low and high targets."""
         return self._folds(int_option(self, cfg, "folds", 2, len(self.x) // 2))
 
     def _folds(self, count: int, seen: np.ndarray | None = None) -> np.ndarray:
@@ -221,7 +217,7 @@ class SpectrumData(Task):
         return fold_of_samples(level[first], count)[group]
 
     def learned(self, cfg: Config) -> Learned:
-        """Return facts from the training samples, found once for each division."""
+        """Return facts from the training samples."""
         folds, fold = self.fold_rows(cfg), int_option(self, cfg, "fold", -1, len(self.x))
         key = (int(folds.max()), fold)
         if key not in self._cache:
@@ -232,7 +228,7 @@ class SpectrumData(Task):
         return self._cache[key]
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return training and held-out samples; each: (features, kernel prediction, inner fold, weights, targets)."""
+        """Return training and held-out samples: (features, kernel prediction, inner fold, weights, targets)."""
         k = self.learned(cfg)
         train = self._samples(k, k.seen, k.kernels.honest)
         return train, self._samples(k, k.out, k.kernels(self.x[k.out])) if len(k.out) else None
@@ -268,12 +264,12 @@ class SpectrumRegression(SpectrumData):
         return Members(features, errors, int_option(self, cfg, "hidden", 1, 4096))
 
     def sampler(self, dataset: Any, cfg: Config) -> Any:
-        """Return the order of an epoch: passes over the samples that make at least 30 optimizer steps."""
+        """Return passes over the samples that make at least 30 optimizer steps."""
         batch = cfg.data.micro_batch_size * cfg.training.gradient_accumulation_steps
         return RandomSampler(dataset, num_samples=max(len(dataset), 30 * batch))
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Return the likelihood of the members and of their honest predictions; in evaluation of their mean."""
+        """Return the likelihood of members and honest predictions; in evaluation of their mean."""
         features, base, fold, weight, y = batch
         correction, log_sigma = (part.float() for part in model(features))
         net: Any = getattr(model, "module", model)
@@ -295,7 +291,7 @@ class SpectrumRegression(SpectrumData):
         return {"mean": mean.reshape(-1, *self.shape), "sigma": sigma.reshape(-1, *self.shape)}
 
     def metrics_all(self, predictions: Any, targets: torch.Tensor) -> dict[str, float]:
-        """Return the root mean squared error, and the share of targets within one sigma."""
+        """Return the root mean squared error, and targets' share within one sigma."""
         error = targets - predictions["mean"]
         rmse, inside = error.square().mean().sqrt(), (error.abs() <= predictions["sigma"]).float().mean()
         return {"rmse": float(rmse), "coverage": float(inside)}

@@ -15,7 +15,7 @@ from ..spectra import standard_normal_variate
 def fill_gaps(x: np.ndarray) -> np.ndarray:
     """Return spectra [samples, channels] as float64 without NaN or infinite values.
 
-    A gap is interpolated along its spectrum; a spectrum without any value is the mean of the others.
+    Gaps are interpolated; a spectrum without any value is the mean of the others.
     """
     x = np.array(x, np.float64)
     x[~np.isfinite(x)] = np.nan
@@ -31,7 +31,7 @@ def fill_gaps(x: np.ndarray) -> np.ndarray:
 
 # %% ../../../nbs/86_tasks/04_spectrum/00_views.ipynb #5c7345d8
 def smooth_derivative(x: np.ndarray, window: int, order: int) -> np.ndarray:
-    """Return the derivative of spectra [samples, channels] by a parabola through `window` (odd) channels."""
+    """Return spectra's derivative by a parabola through `window` (odd) channels."""
     half = window // 2
     weights = np.linalg.pinv(np.vander(np.arange(-half, half + 1.0), 3, increasing=True))[order]
     before = 2 * x[:, :1] - x[:, half:0:-1]
@@ -44,7 +44,7 @@ FEW = 16  # fewer channels are not a spectrum: they are scaled one by one
 
 
 def channel_noise(x: np.ndarray) -> np.ndarray:
-    """Return the noise of each channel [channels]: the deviation of second differences in a window of channels."""
+    """Return each channel's noise [channels]: the deviation of second differences in a window."""
     if x.shape[1] < FEW:
         return np.ones(x.shape[1])
     square = np.pad((np.diff(x, 2, axis=1) ** 2).mean(axis=0) / 6, 1, mode="edge")
@@ -61,8 +61,8 @@ def _window(x: np.ndarray) -> int:
 def views_of(x: np.ndarray, noise: np.ndarray) -> list[np.ndarray]:
     """Return views of spectra [samples, channels].
 
-    Plain, normalized, first derivatives of both, second derivative; and the spectra in units of the `noise` of each
-    channel [channels], with the first derivative of these and of these normalized.
+    Plain, normalized, first derivatives of both, second derivative; and the spectra in units of `noise` [channels],
+    with the first derivative of these and of these normalized.
     """
     if x.shape[1] < FEW:
         return [x]

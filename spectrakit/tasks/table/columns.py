@@ -39,7 +39,7 @@ _WRITTEN = rf"[$€£¥]?\s?({_NUMBER})(?:\s?[%$€£¥]|\s[^\W\d]{{1,3}})?"
 
 
 def _unwrapped(column: Any) -> Any:
-    """Return the column as plain values if it is a category, a period or an Arrow type."""
+    """Return a category, period or Arrow column as plain values."""
     import pandas
 
     stored = (pandas.CategoricalDtype, pandas.PeriodDtype, pandas.ArrowDtype)
@@ -65,7 +65,7 @@ def _as_seconds(column: Any, given: Any) -> Any:
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #d239936a
 def _written_numbers(column: Any, given: Any) -> Any:
-    """Return numbers; texts such as "1,234", "$5" or "7 %" count if nearly all texts are written so."""
+    """Return numbers; texts such as "1,234", "$5" or "7 %" count if nearly all are written so."""
     import pandas
 
     values = pandas.to_numeric(column, errors="coerce")
@@ -81,7 +81,7 @@ def _written_numbers(column: Any, given: Any) -> Any:
 
 
 def as_numbers(column: Any) -> tuple[np.ndarray, Any]:
-    """Return the values as float64, NaN if missing or infinite, and the texts that are not numbers."""
+    """Return the values as float64, NaN if not finite, and other texts."""
     column = _unwrapped(column)
     given = column.notna() & (column.astype(str).str.strip() != "").fillna(False).astype(bool)
     if (values := _as_seconds(column, given)) is None:
@@ -92,7 +92,7 @@ def as_numbers(column: Any) -> tuple[np.ndarray, Any]:
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #t4400001
 def writing_of(column: Any) -> str:
-    """Return the way of writing of texts: the format of dates, "," for decimal commas, "" for others and ISO dates."""
+    """Return the writing of texts: the format of dates, "," for decimal commas, or ""."""
     if column.dtype.kind in "biufcmM" or not (count := int(column.notna().sum())):
         return ""
     texts = column.dropna().astype(str).str.strip()
@@ -108,7 +108,7 @@ def writing_of(column: Any) -> str:
 
 
 def _date_format(texts: Any, some: list[str]) -> str:
-    """Return the format of dates that most `texts` fit, guessed from `some`; "" if none fits nearly all."""
+    """Return the format of dates that most `texts` fit, guessed from `some`, or ""."""
     from pandas import to_datetime
     from pandas.tseries.api import guess_datetime_format
 
@@ -121,13 +121,9 @@ def _date_format(texts: Any, some: list[str]) -> str:
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #t4400006
 def as_written(table: Any, writing: dict[str, str], where: str, notes: list[str]) -> Any:
-    """Return a table with columns as dates or numbers.
+    """Return `table` with columns as dates or numbers, by the `writing` of each from `writing_of`.
 
-    Args:
-        table: A pandas DataFrame.
-        writing: Ways of writing by column, see `writing_of`.
-        where: Name of the table in messages.
-        notes: Sentences for the user; texts that count as missing are added.
+    `where` names the table in messages; texts that count as missing are added to `notes`.
     """
     import pandas
 
@@ -148,7 +144,7 @@ _DECIMAL = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
 
 
 def _as_text(value: Any) -> str:
-    """Return the same text for 7, 7.0 and 007: of two files one may hold texts and one numbers."""
+    """Return the same text for 7, 7.0 and 007, since files differ."""
     text = str(value).strip()
     if match := _DECIMAL.fullmatch(text):
         sign, whole, part = match.groups()
@@ -172,7 +168,7 @@ def _is_category(column: Any) -> bool:
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #3300edf7
 @contextlib.contextmanager
 def about_column(name: str, where: str) -> Iterator[None]:
-    """Turn an unexpected error about the column `name` of the table `where` into a RequestError."""
+    """Turn an error about column `name` of table `where` into a RequestError."""
     try:
         yield
     except (RequestError, MemoryError):
@@ -195,13 +191,13 @@ PARTS = ("hour", "weekday", "day", "month")
 
 
 def _days_of(column: Any) -> list[str]:
-    """Return the days of a column of times since 1970 as texts, empty if missing."""
+    """Return the days of times since 1970 as texts, empty if missing."""
     days = np.floor(as_numbers(column)[0] / 86400)
     return [f"{day:.0f}" if np.isfinite(day) else "" for day in days]
 
 
 def date_parts(seconds: np.ndarray) -> np.ndarray:
-    """Return the hour, weekday, day of the month and month of seconds since 1970, [rows, 4]; NaN if missing."""
+    """Return hour, weekday, day and month of seconds since 1970, [rows, 4]; NaN if missing."""
     with np.errstate(invalid="ignore"):
         days = np.floor(seconds / 86400)
         stamps = np.where(np.isfinite(days), days, 0).astype("datetime64[D]")
@@ -219,12 +215,12 @@ class Columns:
         numbers: Names of numeric columns; dates are seconds.
         gaps: Numeric columns with missing values.
         levels: Texts of each column of categories, coded from 1.
-        writing: Format of dates, or "," for decimal commas, by column written otherwise than usual.
+        writing: Format of dates, or "," for decimal commas, by column.
         parts: Parts of dates that vary, by column.
         means: Statistics of the target for each text, by column.
         days: Statistics of the target for each day, by column of times.
         topics: Projection of texts, by column.
-        knots: Values and normal scores of each number and each derived input.
+        knots: Values and normal scores of each number and derived input.
     """
 
     numbers: list[str]
@@ -248,14 +244,14 @@ class Columns:
         return len(self.knots) - len(self.numbers)
 
     def scores(self, values: np.ndarray, first: int) -> np.ndarray:
-        """Return normal scores of `values` [rows, inputs] by the knots from `first` on; 0 if missing."""
+        """Return normal scores of `values` by knots from `first` on; 0 if missing."""
         scored = [np.interp(values[:, i], *self.knots[first + i]) for i in range(values.shape[1])]
         return np.where(np.isnan(values), 0, np.stack(scored, axis=1) if scored else values)
 
     def encode(self, table: Any, where: str, notes: list[str]) -> np.ndarray:
         """Return inputs float32 [rows, numbers + gaps + levels + derived].
 
-        Numbers are normal scores, 0 if missing; then come flags; then codes, 0 for new texts; then derived scores.
+        Numbers are normal scores, 0 if missing; then come flags, codes (0 for new texts), and derived scores.
         """
         values = np.empty((len(table), len(self.numbers)))
         for place, name in enumerate(self.numbers):
@@ -285,7 +281,7 @@ class Columns:
     def derive(self, table: Any, where: str, targets: Targets | None = None) -> np.ndarray:
         """Return parts of dates, means of the target and topics of texts, [rows, derived].
 
-        `targets` are those of training rows, whose means are taken out of fold (default None: other rows).
+        With the `targets` of training rows, means are taken out of fold.
         """
         out = [np.empty((len(table), 0))]
         for name, kept in self.parts.items():
@@ -298,7 +294,7 @@ class Columns:
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #57ff5226
 def _note_text(name: str, column: Any, wrong: Any, where: str, notes: list[str]) -> None:
-    """Note texts that count as missing numbers. Raise RequestError if the whole column is text."""
+    """Note texts as missing numbers; raise RequestError if all are text."""
     example = f"such as {str(wrong.iloc[0])!r}"
     if len(wrong) == column.notna().sum():
         raise RequestError(
@@ -324,12 +320,12 @@ def _refuse_text(name: str, column: Any, wrong: Any) -> None:
 
 
 def _rare(rows: int) -> int:
-    """Return the number of rows below which a level shares the code of unseen ones."""
+    """Return the number of rows below which levels count as unseen."""
     return min(5, 1 + rows // 2000)
 
 
 def _levels_of(name: str, seen: Any, most: int, notes: list[str]) -> list[str] | None:
-    """Return the frequent texts of a column; None, with a note, for no or too many texts."""
+    """Return a column's frequent texts; None, with a note, for no or too many."""
     texts, counts = np.unique(np.array([text for text in texts_of(seen) if text], object), return_counts=True)
     if 0 < len(texts) <= most:
         return texts[counts >= _rare(len(seen))].tolist() or texts.tolist()
@@ -339,7 +335,7 @@ def _levels_of(name: str, seen: Any, most: int, notes: list[str]) -> list[str] |
 
 
 def _has_numbers(name: str, seen: np.ndarray, notes: list[str]) -> bool | None:
-    """Return whether values are missing; None, with a note, for a constant column."""
+    """Return whether values are missing; None, with a note, if constant."""
     if np.isnan(seen).all():
         notes.append(f"{name!r} is left out: it has no value in training")
         return None
@@ -351,7 +347,7 @@ def _has_numbers(name: str, seen: np.ndarray, notes: list[str]) -> bool | None:
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #fee3cad3
 def _fit_column(name: str, column: Any, rows: np.ndarray, options: dict[str, Any], notes: list[str]) -> Any:
-    """Return the levels of a text column, or whether a numeric one has gaps; None, with a note, if it is left out.
+    """Return a text column's levels, or whether a number has gaps; None, with a note, if left out.
 
     Raise RequestError for numbers mixed with text.
     """
@@ -407,7 +403,7 @@ LEAST_ROWS = 200  # training rows from which on columns get means and topics
 
 
 def _varying_parts(column: Any) -> list[int]:
-    """Return the places in PARTS of the parts that vary; none for a column without dates."""
+    """Return the places in PARTS that vary; none without dates."""
     column = _unwrapped(column)
     if _as_seconds(column, column.notna()) is None or _is_duration(column):
         return []
@@ -422,7 +418,7 @@ def _is_duration(column: Any) -> bool:
 
 
 def _gets_means(name: str, columns: Columns, column: Any) -> bool:
-    """Check whether values repeat often enough for means of the target: texts, dates, and integers of many values."""
+    """Check whether values repeat enough for means: texts, dates, and integers."""
     values = column.nunique()
     if name in columns.numbers and name not in columns.parts:
         whole = as_numbers(column)[0] % 1
@@ -437,7 +433,7 @@ def _coded(texts: list[str]) -> tuple[list[str], np.ndarray]:
 
 
 def _known_means(texts: list[str], known: dict[str, list[float]], targets: Targets | None) -> np.ndarray:
-    """Return the means of `known` for texts, 0 for new ones; with the `targets` of training rows, out of fold."""
+    """Return the means of texts, 0 for new ones; with `targets` out of fold."""
     if targets is None:
         none = [0.0] * len(next(iter(known.values())))
         return np.array([known.get(text, none) for text in texts])
@@ -451,9 +447,9 @@ def _means_by_text(texts: list[str], targets: np.ndarray) -> dict[str, list[floa
 
 
 def _tell(texts: list[str], targets: Targets, asked: list[str]) -> bool:
-    """Check whether out-of-fold means of a column correlate with a target beyond chance (4 standard errors).
+    """Check whether out-of-fold means correlate with a target beyond chance (4 standard errors).
 
-    False if most texts of the rows to predict, `asked`, are new: their means would be unknown.
+    False if most texts to predict, `asked`, are new.
     """
     known = {*texts}
     if 2 * sum(text in known for text in asked) < len(asked):
@@ -475,7 +471,7 @@ def add_derived(
         asked: Rows to predict; a column gets means if at least half of them have a level of training.
         names: Columns to encode.
         targets: Targets of the training rows; None: no means.
-        notes: Sentences for the user; those about columns that are used after all are removed.
+        notes: Sentences for the user; notes on columns that are used after all are removed.
     """
     parts = {name: kept for name in columns.numbers if (kept := _varying_parts(seen[name]))}
     columns, topics = replace(columns, parts=parts), dict[str, str]()
@@ -499,12 +495,9 @@ def add_derived(
 
 # %% ../../../nbs/86_tasks/05_table/03_columns.ipynb #3212c017
 def treatments(columns: Columns, table: Any, names: list[str]) -> dict[str, tuple[str, int, int, str]]:
-    """Return the type, number of missing values, number of different values and treatment of columns.
+    """Return type, number of missing and of different values, and treatment of columns.
 
-    Args:
-        columns: Fitted encoding.
-        table: All rows with targets.
-        names: Columns of the table; those that are left out have an empty treatment.
+    Columns that are left out have an empty treatment. `table` has all rows with targets.
     """
     found = {}
     for name in names:
@@ -522,9 +515,7 @@ def treatments(columns: Columns, table: Any, names: list[str]) -> dict[str, tupl
 def folds_of(targets: np.ndarray, groups: np.ndarray | None, folds: int) -> np.ndarray:
     """Return the fold of each row, with equal targets spread evenly.
 
-    `groups` keeps rows of one group together, largest groups first. `folds` is the number of folds. Raise
-    RequestError for
-    fewer groups than folds.
+    `groups` keeps rows together, largest groups first. Raise RequestError for fewer groups than folds.
     """
     if groups is None:
         return fold_of_samples(targets, folds)

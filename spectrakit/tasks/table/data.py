@@ -44,7 +44,7 @@ from .scaling import Targets
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #e9a3a17b
 @dataclass(frozen=True)
 class Training:
-    """Training rows: inputs, codes [rows] or numbers [rows, targets], and a mask of held-out rows."""
+    """Training rows: inputs, codes or numbers, and a mask of held-out rows."""
 
     recipe: Recipe
     x: np.ndarray
@@ -57,7 +57,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TestRows:
-    """Test rows: inputs, table of ids, and the row for each row of the submission."""
+    """Test rows: inputs, ids, and the row for each submitted one."""
 
     x: np.ndarray
     ids: Any
@@ -66,7 +66,7 @@ class TestRows:
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #t4400008
 def _name_ids(tables: dict[str, Any]) -> None:
-    """Rename the column with the ids of the sample submission as it names them, in the tables that lack its name."""
+    """Rename the columns of ids as the sample submission names them."""
     if (sample := tables.get("sample submission")) is None or "test" not in tables:
         return
     (name, *_), test = sample.columns, tables["test"]
@@ -97,9 +97,7 @@ def _keep_spelling(tables: dict[str, Any], paths: dict[str, Path]) -> None:
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #fd017b47
 def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """Return the tables `names` of a folder, and their file names. Raise RequestError if one is missing or
-    unreadable.
-    """
+    """Return the tables `names`, and their file names; raise RequestError for missing ones."""
     folder = find_folder(data)
     files = {name: sample_file(folder) if name == "sample submission" else table_file(folder, name) for name in names}
     if missing := [name for name, path in files.items() if path is None]:
@@ -116,7 +114,7 @@ def read_tables(data: str, names: tuple[str, ...]) -> tuple[list[Any], list[str]
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #721d5149
 def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:
-    """Return the rows with a target, and the targets: codes [rows], or numbers [rows, targets]."""
+    """Return the rows with a target, and codes [rows] or numbers [rows, targets]."""
     given = train[q.targets].notna().all(axis=1)
     if not given.all():
         notes.append(f"{int((~given).sum())} rows of {where} are left out: {missing_target(q.targets)}")
@@ -133,7 +131,7 @@ def _with_targets(train: Any, q: Question, notes: list[str], where: str) -> tupl
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #04d33f23
 def _groups(train: Any, q: Question, options: dict[str, Any]) -> np.ndarray | None:
-    """Return the group of each row: the named column, or equal ids; None if all ids differ."""
+    """Return each row's group by the named column or equal ids, if any."""
     if (name := options["group"]) is not None:
         if name not in train.columns:
             raise RequestError(f"task.group={name} is not a column of the training table.{hint_of(name, train)}")
@@ -162,9 +160,7 @@ def _columns_to_learn_from(
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #0ccff8d0
 def _places(ids: Any, asked: Any) -> np.ndarray | None:
-    """Return the row of `ids` for each row of `asked`, independent of the spelling of numbers; None for other
-    ids.
-    """
+    """Return the row of `ids` for each of `asked`, however numbers are spelled."""
     for form in (list, texts_of):
         keys, wanted = (list(zip(*(form(table[name]) for name in ids), strict=True)) for table in (ids, asked))
         row = {key: place for place, key in enumerate(keys)}
@@ -174,7 +170,7 @@ def _places(ids: Any, asked: Any) -> np.ndarray | None:
 
 
 def _ordered(test: Any, sample: Any, q: Question, notes: list[str], where: str) -> tuple[Any, np.ndarray]:
-    """Return the ids of the test table, and its row for each row of the submission."""
+    """Return the test table's ids, and its row for each submitted one."""
     if any(name not in test.columns for name in q.ids):
         if len(sample) != len(test):
             raise RequestError(
@@ -197,16 +193,9 @@ def _ordered(test: Any, sample: Any, q: Question, notes: list[str], where: str) 
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #dc2526d6
 def rows_to_answer(recipe: Recipe, test: Any, sample: Any, where: str) -> TestRows:
-    """Encode the rows of a test table.
+    """Encode the rows of a `test` table by `recipe`, in the order of the submission `sample`.
 
-    Args:
-        recipe: Encoding of the columns.
-        test: Test table, a pandas DataFrame.
-        sample: Sample submission, which defines the order.
-        where: Name of the table in messages.
-
-    Raises:
-        RequestError: If a column is missing.
+    `where` names the table in messages. Raise RequestError if a column is missing.
     """
     columns, notes = recipe.columns, list[str]()
     if missing := [name for name in columns.names if name not in test.columns]:
@@ -219,9 +208,7 @@ def rows_to_answer(recipe: Recipe, test: Any, sample: Any, where: str) -> TestRo
 
 
 def batch_to_answer(recipe: Recipe, given: Any) -> TestRows:
-    """Encode a batch of a test table (pandas or polars) in its own order. Raise RequestError if a column is
-    missing.
-    """
+    """Encode a batch (pandas or polars) in its own order; raise RequestError for a missing column."""
     import pandas
 
     rows = pandas.DataFrame({str(name): list(given[name]) for name in given.columns})
@@ -231,7 +218,7 @@ def batch_to_answer(recipe: Recipe, given: Any) -> TestRows:
 
 
 def read_test(recipe: Recipe, data: str) -> TestRows:
-    """Encode the test table without the training table. Raise RequestError if a table is missing or does not fit."""
+    """Encode the test table without the training table, or raise RequestError."""
     (test, sample), names = read_tables(data, ("test", "sample submission"))
     return rows_to_answer(recipe, test, sample, names[0])
 
@@ -241,7 +228,7 @@ MOST_OUTPUTS = 10  # classes above which columns get no means of the target
 
 
 def _held_together(parts: np.ndarray, members: int | None) -> np.ndarray:
-    """Return the folds of means of the target: rows that the same members hold out are in one."""
+    """Return the folds for means: the same members hold out a fold's rows."""
     return parts % (members or MOST_MEMBERS)
 
 
@@ -257,7 +244,7 @@ def _centred(q: Question, y: np.ndarray, fold: np.ndarray) -> Targets | None:
 
 # %% ../../../nbs/86_tasks/05_table/05_data.ipynb #1de276b5
 def read_training(task: Task, cfg: Config, options: dict[str, Any]) -> tuple[Training, TestRows]:
-    """Return the tables of a task as arrays. Raise RequestError if they are invalid."""
+    """Return a task's tables as arrays, or raise RequestError."""
     (train, test, sample), names = read_tables(options["data"], ("train", "test", "sample submission"))
     q = ask(train, test, sample, options)
     notes = list(q.notes)

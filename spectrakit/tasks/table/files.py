@@ -24,7 +24,7 @@ def few(names: Iterable[Any]) -> str:
 
 
 def hint_of(name: Any, table: Any) -> str:
-    """Return the column of `table` similar to `name`, or its columns, as a hint."""
+    """Return the similar column to `name`, or the columns, as a hint."""
     return did_you_mean(str(name), list(table.columns)) or f" It has {few(table.columns)}."
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #d5e07eb8
@@ -32,7 +32,7 @@ _ENDS = ("parquet", "csv", "csv.gz", "csv.zip")
 
 
 def table_file(folder: Path, name: str) -> Path | None:
-    """Return the table `name`, in capitals or not, in a folder: Parquet, which has types, before CSV."""
+    """Return the table `name`, in capitals or not: Parquet, which has types, before CSV."""
     found = {path.name.lower(): path for path in sorted(folder.glob("*"))}  # small letters win
     files = (found.get(f"{name}.{end}".lower()) for end in _ENDS)
     return next((path for path in files if path is not None and path.is_file()), None)
@@ -50,10 +50,7 @@ def sample_file(folder: Path) -> Path | None:
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #e16e4b4f
 def find_folder(data: str) -> Path:
-    """Return the folder of the tables: a path, or the slug of an input on Kaggle, Colab or at home.
-
-    Raise RequestError if there is none.
-    """
+    """Return the folder of the tables: a path, or the slug of an input. Raise RequestError without one."""
     path = Path(str(data)).expanduser()
     if path.is_dir():
         return path
@@ -68,7 +65,7 @@ def find_folder(data: str) -> Path:
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #t4400002
 def _flat(table: Any) -> Any:
-    """Return a table with a plain index, a named index as a column, lists as text, without nameless empty columns."""
+    """Return a table with a plain index, lists as text, and no nameless empty columns."""
     import pandas
 
     empty = [name for name in table.columns if re.fullmatch(r"Unnamed: \d+", name) and table[name].isna().all()]
@@ -82,7 +79,7 @@ def _flat(table: Any) -> Any:
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #t4420001
 def _whole(path: Path, table: Any) -> Any:
-    """Return the `table` of a file. Raise RequestError without rows, and for names that cannot be those of columns."""
+    """Return a file's `table`; raise RequestError without rows or with unusable names."""
     if len(table) == 0:
         raise RequestError(f"{path.name} has no rows. Check how it was written.")
     table.columns = [str(name) for name in table.columns]
@@ -97,9 +94,7 @@ def _whole(path: Path, table: Any) -> Any:
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #fe7d2c0e
 def read_table(path: Path) -> Any:
-    """Return a CSV or Parquet file as a pandas table with a plain index. Raise RequestError if it is invalid or
-    empty.
-    """
+    """Return a CSV or Parquet file as a pandas table, or raise RequestError."""
     try:
         import pandas
     except ImportError:
@@ -131,7 +126,7 @@ def read_table(path: Path) -> Any:
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #f1a20002
 def _as_spelled(path: Path, name: str, table: Any, rows: int | None = None) -> Any:
-    """Return a column of `table` (its first `rows`) as spelled in the CSV file; otherwise converted to text."""
+    """Return a column of `table` as spelled in the CSV file; otherwise as text."""
     import pandas
 
     if path.suffix != ".parquet":
@@ -144,7 +139,7 @@ def _as_spelled(path: Path, name: str, table: Any, rows: int | None = None) -> A
 
 
 def keep_ids(tables: Sequence[Any], paths: Sequence[Path], name: str) -> None:
-    """Convert the ids `name` of `tables`, read from `paths`, to text if numbers would be spelled differently."""
+    """Convert the ids `name` to text if numbers would be spelled differently."""
     texts = [_as_spelled(path, name, table) for table, path in zip(tables, paths, strict=True)]
     if any((text != table[name].astype(str)).any() for text, table in zip(texts, tables, strict=True)):
         for table, text in zip(tables, texts, strict=True):
@@ -152,14 +147,9 @@ def keep_ids(tables: Sequence[Any], paths: Sequence[Path], name: str) -> None:
 
 # %% ../../../nbs/86_tasks/05_table/00_files.ipynb #f1a20004
 def keep_classes(train: Any, sample: Any, paths: Sequence[Path], name: str) -> None:
-    """Convert the target `name` of `train` to text for values such as 007, and restore classes read as missing
-    values.
+    """Convert the target `name` of `train` to text for values such as 007, and restore classes read as missing.
 
-    Args:
-        train: Training table.
-        sample: Sample submission, which defines the classes.
-        paths: Files of both tables.
-        name: Target column.
+    `sample` defines the classes; `paths` are the files of both tables.
     """
     column = train[name]
     if column.dtype.kind in "iu" and _as_spelled(paths[0], name, train, 1000).str.fullmatch(r"0\d+").any():

@@ -35,7 +35,7 @@ class Recipe:
     log: bool = False
 
     def text(self) -> str:
-        """Return the recipe as one line of JSON with all digits."""
+        """Return the recipe as one line of JSON."""
         values = asdict(replace(self, question=replace(self.question, notes=[])))
         return json.dumps(values, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
 
@@ -59,7 +59,7 @@ def as_text(tensor: torch.Tensor) -> str:
 
 
 def recipe_in(weights: Mapping[str, torch.Tensor]) -> Recipe | None:
-    """Return the recipe in the weights of a checkpoint; None if there is none."""
+    """Return the recipe in a checkpoint's weights, if any."""
     recipe = next((value for name, value in weights.items() if name.rpartition(".")[2] == "recipe"), None)
     return None if recipe is None else recipe_from(as_text(recipe))
 
@@ -76,7 +76,7 @@ NETS = ("mlp", "conv")
 
 @dataclass(frozen=True)
 class NetShape:
-    """Size of a network: `net` is mlp, or conv for ordered numeric columns, such as a spectrum."""
+    """Size of a network: `net` is mlp, or conv for ordered columns, such as a spectrum."""
 
     net: str = "mlp"
     hidden: int = 256
@@ -86,7 +86,7 @@ class NetShape:
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #2b7871f8
 class Signal(nn.Module):
-    """Convolutions of each member over ordered numbers, [rows, numbers] → [members, rows, size]."""
+    """Convolutions of each member over numbers, [rows, numbers] → [members, rows, size]."""
 
     def __init__(self, channels: int, members: int, width: int = 16):
         super().__init__()
@@ -110,7 +110,7 @@ class Signal(nn.Module):
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #e29a4f45
 class Pieces(nn.Module):
-    """Piecewise linear embedding of normal scores, [rows, inputs] → [members, rows, size], scores included."""
+    """Piecewise linear embedding of scores, [rows, inputs] → [members, rows, size]."""
 
     edges: torch.Tensor
 
@@ -128,7 +128,7 @@ class Pieces(nn.Module):
 
 
 class Plain(nn.Module):
-    """Inputs as they are, for each member, [rows, inputs] → [members, rows, inputs]."""
+    """Inputs as they are, [rows, inputs] → [members, rows, inputs]."""
 
     def __init__(self, members: int):
         super().__init__()
@@ -139,18 +139,15 @@ class Plain(nn.Module):
 
 
 def _embedded(inputs: int, members: int) -> nn.Module:
-    """Return the embedding of `inputs` numbers; none for hundreds, such as pixels."""
+    """Return an embedding of numbers; none for hundreds, such as pixels."""
     return Pieces(inputs, members) if 0 < inputs <= MOST_NUMBERS else Plain(members)
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #740058e1
 class Inputs(nn.Module):
     """Input layer of each member, [rows, inputs] → [members, rows, size].
 
-    Args:
-        columns: Encoding of the inputs.
-        net: mlp or conv.
-        members: Number of members, which share no weights.
-        extra: Number of further inputs.
+    `columns` is their encoding, `net` mlp or conv, `extra` the number of further inputs. The `members` share no
+    weights.
     """
 
     def __init__(self, columns: Columns, net: str, members: int, extra: int = 0):
@@ -195,7 +192,7 @@ class Layers(nn.Module):
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #ea4aeb5f
 class Hidden(nn.Module):
-    """Hidden layer of each member: linear layer, activation, and dropout of the same units in all members."""
+    """Hidden layer of each member: linear, activation, and dropout of the same units."""
 
     def __init__(self, inputs: int, shape: NetShape, activation: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__()
@@ -213,7 +210,7 @@ class Hidden(nn.Module):
 class Net(nn.Module):
     """Network for `Columns.encode` → scores of each member, [rows, members, outputs]. Its recipe is a buffer.
 
-    Scores are of classes, or numbers in standard deviations of the targets.
+    Scores are of classes, or numbers in standard deviations.
     """
 
     recipe: torch.Tensor
@@ -235,7 +232,7 @@ class Net(nn.Module):
         return self.head(x).transpose(0, 1)
 
     def _load_from_state_dict(self, state: dict, prefix: str, *rest: Any) -> None:
-        """Refuse weights of other columns with a sentence, before shapes are compared."""
+        """Refuse weights of other columns before shapes are compared."""
         if f"{prefix}recipe" in state:
             then, now = (recipe_from(as_text(buffer)) for buffer in (state[f"{prefix}recipe"], self.recipe))
             if why := difference(then, now):
@@ -246,7 +243,7 @@ class Net(nn.Module):
 
 # %% ../../../nbs/86_tasks/05_table/04_net.ipynb #8aacba29
 def difference(then: Recipe, now: Recipe) -> str:
-    """Return the reason why weights of one recipe do not fit another; empty if they do."""
+    """Return the reason why a recipe's weights do not fit another, or ''."""
     parts = (
         ("columns", then.columns.numbers, now.columns.numbers),
         ("missing values", then.columns.gaps, now.columns.gaps),

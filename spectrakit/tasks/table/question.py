@@ -21,7 +21,7 @@ FEW = 20  # maximum number of distinct integers that are classes
 
 
 def choice(options: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
-    """Return the option `name`. Raise RequestError if it is not one of `known`."""
+    """Return the option `name`, one of `known`, or raise RequestError."""
     if options[name] in known:
         return options[name]
     raise RequestError(
@@ -31,7 +31,7 @@ def choice(options: dict[str, Any], name: str, known: tuple[str, ...]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a Python value; a float read for an integer, because of missing values, becomes an integer."""
+    """Return a Python value; a whole float, read because of missing values, becomes an integer."""
     value = value.item() if hasattr(value, "item") else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -42,7 +42,7 @@ def missing_target(targets: list[str]) -> str:
 
 
 def is_number(column: Any) -> bool:
-    """Check whether a column has numbers, including decimals of Parquet, but not booleans."""
+    """Check for numbers, including decimals of Parquet, but not booleans."""
     from pandas.api.types import infer_dtype, is_bool_dtype, is_numeric_dtype
 
     return (is_numeric_dtype(column) and not is_bool_dtype(column)) or infer_dtype(column, skipna=True) == "decimal"
@@ -85,7 +85,7 @@ def _ids(columns: list[str], test: Any, named: str | None) -> list[str]:
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #15b6991a
 def _targets(train: Any, test: Any, asked: list[str], named: str | None) -> tuple[list[str], list]:
-    """Return the target columns of train, and the classes if `asked` has a column for each."""
+    """Return the target columns, and the classes if `asked` has their columns."""
     if named is not None and named not in train.columns:
         raise RequestError(f"task.target={named} is not a column of the training table.{hint_of(named, train)}")
     if named is None and all(name in train.columns for name in asked):
@@ -109,9 +109,7 @@ def _targets(train: Any, test: Any, asked: list[str], named: str | None) -> tupl
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #1cb4391d
 def _class_columns(column: Any, name: str, asked: list[str]) -> list:
-    """Return the classes in the order of `asked` if these columns are named after them, such as C or Status_C;
-    else [].
-    """
+    """Return the classes in the order of `asked` if named after them, such as C or Status_C; else []."""
     values = column.dropna().unique()
     if not 2 <= len(values) <= 10_000 or len(asked) < 2:
         return []
@@ -130,13 +128,13 @@ _FORMS = {"accuracy": "label", "mcc": "label", "macro_f1": "label", "f1": "f1", 
 
 
 def metric_of(named: str) -> str:
-    """Return the name of a metric of tables as they compute it; "auto" for auto. Raise RequestError for others."""
+    """Return a metric's name as tables compute it, or "auto". Raise RequestError for others."""
     name = named if named == "auto" else metric_named(named)
     return "logloss" if name == LOSS else name
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #t4400005
 def _several_labels(given: list, classes: list) -> int:
-    """Return the number of labels, separated by blanks, in each value of the sample submission; 0 for one."""
+    """Return the number of labels, separated by blanks, in each value; 0 for one."""
     known = {str(value) for value in classes}
     counts = {len(words) for value in given if {*(words := str(value).split(" "))} <= known}
     return counts.pop() if len(counts) == 1 and 1 not in counts and not {*map(str, given)} <= known else 0
@@ -174,7 +172,7 @@ def _resolved(q: Question, train: Any, sample: Any, options: dict[str, Any]) -> 
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #5025d443
 def _classes_of(name: str, column: Any, kind: str) -> list:
-    """Return the classes of a target; [] for a numeric target. Raise RequestError if it is neither."""
+    """Return a target's classes; [] for numbers. Raise RequestError if it is neither."""
     values = sorted(
         {plain(value) for value in column.dropna().unique()}, key=lambda value: (isinstance(value, str), value)
     )
@@ -201,7 +199,7 @@ def _classes_of(name: str, column: Any, kind: str) -> list:
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #5dc0a2a3
 def _numbered(classes: list) -> bool:
-    """Check whether four or more classes are consecutive whole numbers, such as grades."""
+    """Check for four or more consecutive classes, such as grades."""
     return (
         len(classes) > 3 and isinstance(classes[0], int) and classes == [*range(classes[0], classes[0] + len(classes))]
     )
@@ -220,16 +218,9 @@ def _resolved_several(q: Question, train: Any, kind: str, answer: str, floats: b
 
 # %% ../../../nbs/86_tasks/05_table/01_question.ipynb #002370c4
 def ask(train: Any, test: Any, sample: Any, options: dict[str, Any]) -> Question:
-    """Return the question of a sample submission.
+    """Return the question of the sample submission `sample` about the tables `train` and `test`.
 
-    Args:
-        train: Training table, a pandas DataFrame.
-        test: Test table.
-        sample: Sample submission.
-        options: Options of the task: id, target, kind and answer, if they are ambiguous.
-
-    Raises:
-        RequestError: If the target is unclear.
+    `options` id, target, kind and answer decide if these are ambiguous. Raise RequestError if the target is unclear.
     """
     columns, notes = list(sample.columns), []
     ids = _ids(columns, test, options["id"])

@@ -22,7 +22,7 @@ FURTHEST = 3.0  # standard deviations: scores are clipped to this
 
 
 def knots_of(seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct quantiles of the finite values `seen`, ascending, and their normal scores."""
+    """Return distinct quantiles of finite values, ascending, and their normal scores."""
     share = (np.arange(KNOTS) + 0.5) / KNOTS
     values, place = np.unique(np.quantile(seen, share, method="inverted_cdf"), return_inverse=True)
     middle = np.bincount(place, share) / np.bincount(place)  # equal values share the mean of their ranks
@@ -34,14 +34,14 @@ STRENGTH = 10.0  # number of rows with the overall mean that are added to each l
 
 
 class Targets(NamedTuple):
-    """Targets of training rows with the mean 0, [rows, outputs], and the fold of each row."""
+    """Targets of training rows, centred [rows, outputs], and each row's fold."""
 
     values: np.ndarray
     fold: np.ndarray
 
 
 def level_means(codes: np.ndarray, targets: np.ndarray, levels: int) -> np.ndarray:
-    """Return the mean of `targets` [rows, outputs] of each level, drawn to 0, and its log count, [levels, outputs + 1].
+    """Return each level's mean of `targets` [rows, outputs], drawn to 0, and its log count, [levels, outputs + 1].
 
     Codes below 0 have no level. Targets have the mean 0.
     """
@@ -52,7 +52,7 @@ def level_means(codes: np.ndarray, targets: np.ndarray, levels: int) -> np.ndarr
 
 # %% ../../../nbs/86_tasks/05_table/02_scaling.ipynb #t4400007
 def out_of_fold_means(codes: np.ndarray, targets: Targets, levels: int) -> np.ndarray:
-    """Return `level_means` for each row from the other folds' rows, [rows, outputs + 1]; 0 without a level."""
+    """Return each row's `level_means` from the other folds, [rows, outputs + 1]; 0 without a level."""
     out = np.zeros((len(codes), targets.values.shape[1] + 1))
     for part in np.unique(targets.fold):
         rows = (targets.fold == part) & (codes >= 0)
@@ -76,10 +76,7 @@ def _ngrams(texts: Sequence[str]) -> Any:
 
 
 def learn_topics(texts: Sequence[str]) -> str | None:
-    """Return the projection of n-grams on their main directions, base64 of float16 [BUCKETS, TOPICS].
-
-    None without scikit-learn.
-    """
+    """Return the projection of n-grams, base64 of float16 [BUCKETS, TOPICS]; None without scikit-learn."""
     try:
         from sklearn.decomposition import TruncatedSVD
     except ImportError:
@@ -91,6 +88,6 @@ def learn_topics(texts: Sequence[str]) -> str | None:
 
 
 def topics_of(texts: Sequence[str], projection: str) -> np.ndarray:
-    """Return the topics of texts, [texts, TOPICS], by the projection of `learn_topics`."""
+    """Return texts' topics, [texts, TOPICS], by the projection of `learn_topics`."""
     axes = np.frombuffer(base64.b64decode(projection), np.float16).reshape(BUCKETS, TOPICS)
     return np.asarray(_ngrams(texts) @ axes.astype(np.float32))

@@ -47,7 +47,7 @@ _ANSWER |= {
 
 # %% ../../../nbs/86_tasks/05_table/10_table.ipynb #887df3b0
 def _column_lines(training: Training, ids: list[str]) -> list[str]:
-    """Return a table of the columns: type, missing values, different values, treatment."""
+    """Return the columns' type, missing and different values, and treatment."""
     rows = [("column", "type", "missing", "different", "inputs")]
     for name, (kind, missing, values, inputs) in training.columns.items():
         rows.append((name, "id" if name in ids else kind, str(missing), str(values), inputs or "left out"))
@@ -56,13 +56,10 @@ def _column_lines(training: Training, ids: list[str]) -> list[str]:
 
 
 def described(training: Training, asked: TestRows, metric: str = "auto", each: bool = False) -> str:
-    """Return a description of the tables, the metric that chooses the checkpoint, and the columns, as lines.
+    """Return a description of the tables, the `metric` that chooses the checkpoint, and the columns, as lines.
 
-    Args:
-        training: Training rows.
-        asked: Rows to predict.
-        metric: Value of task.metric (default auto).
-        each: Whether each row is held out by a member of the ensemble (default False).
+    `training` rows are described, and the ones `asked`. `each` says whether a member of the ensemble holds out each
+    row.
     """
     q, columns = training.recipe.question, training.recipe.columns
     kind = _LEARNED.get(q.kind, f"{len(q.classes)} classes, {few(q.classes)}")
@@ -82,7 +79,7 @@ def described(training: Training, asked: TestRows, metric: str = "auto", each: b
 
 # %% ../../../nbs/86_tasks/05_table/10_table.ipynb #c67f2c9d
 def answers(question: Question, rows: TestRows, predictions: np.ndarray) -> Any:
-    """Return the submission in the order of the sample submission, for the rows predicted so far."""
+    """Return the submission, in the sample's order, for rows predicted so far."""
     q, filled = question, dict[str, Any]()
     if q.answer.startswith("top"):
         best = torch.as_tensor(predictions).topk(int(q.answer[3:])).indices.tolist()
@@ -107,7 +104,7 @@ STEPS = 32, 500  # fewest and most optimizer steps of an epoch
 
 
 class Passes(Sampler):
-    """Order of an epoch of `length` samples: passes over `rows` in random order, the last one cut."""
+    """Order of an epoch of `length` samples: random passes over `rows`, the last one cut."""
 
     def __init__(self, rows: int, length: int):
         self.rows, self.length = rows, length
@@ -145,7 +142,7 @@ OPTIONS: dict[str, Any] = {
 
 # %% ../../../nbs/86_tasks/05_table/10_table.ipynb #195bce77
 class DataTask(Task):
-    """Task that reads its data once per set of options; `_forget` drops the data of other options."""
+    """Task that keeps its data for one set of options; `_forget` drops others."""
 
     _for: dict[str, Any]
 
@@ -187,7 +184,7 @@ class TableData(DataTask):
     _blend: TableBlend | None
 
     def option(self, cfg: Config, name: str) -> Any:
-        """Return an option; fold=null is fold 0 where members cannot hold out one each."""
+        """Return an option; fold=null is fold 0 where members hold out none."""
         value = super().option(cfg, name)
         return fold_of(self, cfg) if name == "fold" and value is None and cfg.folds.fold is None else value
 
@@ -197,10 +194,10 @@ class TableData(DataTask):
 
 # %% ../../../nbs/86_tasks/05_table/10_table.ipynb #fa156ec0
 class TableRows(TableData):
-    """Reader of `Table`: all tables for training, or the test table alone with the encoding of a checkpoint."""
+    """Reader of `Table`: all tables, or the test table alone with a checkpoint's encoding."""
 
     def training(self, cfg: Config) -> Training:
-        """Return the training rows, read once. Raise RequestError if they are invalid."""
+        """Return the training rows, or raise RequestError."""
         options = self._options(cfg)
         if self._training is None:
             if not options["data"]:
@@ -212,7 +209,7 @@ class TableRows(TableData):
         return self._training
 
     def test_rows(self, cfg: Config) -> TestRows:
-        """Return the test rows, read once, without the training table if the encoding is known."""
+        """Return the test rows, without the training table if the encoding is known."""
         recipe, options = self.recipe(cfg), self._options(cfg)
         if self._rows is None:
             self._rows = read_test(recipe, options["data"])
@@ -229,13 +226,13 @@ class TableRows(TableData):
         self._blend = None
 
     def recipe(self, cfg: Config) -> Recipe:
-        """Return the encoding of the checkpoint, or of the training table."""
+        """Return the encoding of checkpoint or training table."""
         self._options(cfg)
         return self.training(cfg).recipe if self._recipe is None else self._recipe
 
     @property
     def now(self) -> Recipe:
-        """Return the current encoding. Raise RequestError if no table was read."""
+        """Return the current encoding; raise RequestError without one."""
         if self._recipe is None:
             raise RequestError("This Table has not read any data yet. Call task.model(cfg) first.")
         return self._recipe
@@ -409,7 +406,7 @@ class Table(BlendedTable):
         return described(replace(k, notes=notes), rows, self.option(cfg, "metric"), each)
 
     def datasets(self, cfg: Config) -> tuple:
-        """Return training and held-out rows; each sample: (inputs, target).
+        """Return training and held-out rows: (inputs, target).
 
         With task.fold=null all rows twice, (inputs, target, fold): the members that hold out the fold predict it.
         """
@@ -426,7 +423,7 @@ class Table(BlendedTable):
         return self.training(cfg).parts
 
     def with_columns(self, dataset: TensorDataset, columns: np.ndarray, cfg: Config) -> TensorDataset:
-        """Append predictions to the inputs; numbers in standard deviations of the targets."""
+        """Append predictions to the inputs, in standard deviations of the targets."""
         recipe, rows = self.recipe(cfg), columns.astype(np.float32)
         if recipe.question.kind == "numbers" and rows.shape[1] % len(recipe.centre) == 0:
             times, rows = rows.shape[1] // len(recipe.centre), np.log1p(rows.clip(0)) if recipe.log else rows
@@ -439,7 +436,7 @@ class Table(BlendedTable):
         return sample_file(find_folder(self.option(cfg, "data")))
 
     def serve_dataset(self, cfg: Config, *given: Any) -> TensorDataset:
-        """Return the rows of one batch of an evaluation API, taken from its first table."""
+        """Return the rows of an evaluation API's batch from its first table."""
         recipe = self.recipe(cfg)
         self._rows = batch_to_answer(recipe, given[0])
         return TensorDataset(torch.from_numpy(self._rows.x))
@@ -450,7 +447,7 @@ class Table(BlendedTable):
         return TensorDataset(torch.from_numpy(self.test_rows(cfg).x))
 
     def submission(self, predictions: np.ndarray) -> Any:
-        """Return the submission with the columns and the order of the sample submission."""
+        """Return the submission in the sample submission's form."""
         if self._rows is None:
             raise RequestError("This Table has not read the test rows. Call task.test_dataset(cfg) first.")
         table = answers(self.now.question, self._rows, self.blended(predictions))

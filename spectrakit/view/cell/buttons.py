@@ -20,7 +20,7 @@ from ...system.platforms.base import is_attended
 
 # %% ../../../nbs/65_view/09_cell/03_buttons.ipynb #bbb6249c
 def can_receive_clicks(kernel: Any, environ: Mapping[str, str] | None = None) -> bool:
-    """Check whether a busy cell of `kernel` receives clicks from a user."""
+    """Check whether a busy cell of `kernel` receives clicks."""
     environ = os.environ if environ is None else environ
     if environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" or environ.get("COLAB_RELEASE_TAG"):
         return False  # Colab's kernel cannot; ■ works
@@ -32,13 +32,13 @@ def can_receive_clicks(kernel: Any, environ: Mapping[str, str] | None = None) ->
 
 
 def kernel_version() -> int:
-    """Return the major version of ipykernel; 0 if it is not loaded."""
+    """Return ipykernel's major version; 0 if not loaded."""
     version = getattr(sys.modules.get("ipykernel"), "version_info", (0,))
     return version[0] if isinstance(version[0], int) else 0
 
 
 def _can_poll_socket(kernel: Any) -> bool:
-    """Check whether the kernel has version 6 and the attributes that `handle_widget_messages` uses."""
+    """Check whether `handle_widget_messages` suits the kernel: version 6."""
     return kernel_version() == 6 and all(
         hasattr(kernel, name)
         for name in ("shell_stream", "session", "shell_handlers", "schedule_dispatch", "dispatch_shell")
@@ -46,12 +46,12 @@ def _can_poll_socket(kernel: Any) -> bool:
 
 # %% ../../../nbs/65_view/09_cell/03_buttons.ipynb #39e5c65d
 def kind_of_message(kernel: Any, parts: Sequence[Any]) -> str:
-    """Return the type of a message of a kernel's socket, such as execute_request."""
+    """Return the type of a kernel's message, such as execute_request."""
     return json.loads(bytes(kernel.session.feed_identities(parts, copy=False)[1][1]))["msg_type"]
 
 
 def handle_widget_messages(kernel: Any) -> int:
-    """Handle the waiting widget messages of a kernel of version 6; return their number."""
+    """Handle a version 6 kernel's waiting widget messages; return their number."""
     socket, count = kernel.shell_stream.socket, 0
     while socket.poll(0):
         parts = socket.recv_multipart(copy=False)
@@ -76,7 +76,7 @@ def _display(bundle: dict) -> Callable[[dict], None]:
 
 
 def _set(button: Any, label: str, disabled: bool) -> None:
-    """Change a button only if it differs, because each change is a message to the page."""
+    """Change a button only if needed: each change is a message."""
     if button.description != label:
         button.description = label
     if button.disabled != disabled:
@@ -84,7 +84,7 @@ def _set(button: Any, label: str, disabled: bool) -> None:
 
 
 def _answer_at_once(widget: Any) -> None:
-    """Mark the widget so that ipykernel 7.4 handles a click in its own thread, not in that of the busy cell."""
+    """Mark the widget so that ipykernel 7.4 handles clicks beside the busy cell."""
     if kernel_version() >= 7:
         getattr(getattr(widget, "comm", None), "__dict__", {}).pop("_reply_subshell_id", None)
 
@@ -94,12 +94,9 @@ _AFTERWARDS = '<div style="font:12px/26px sans-serif;height:26px">run.show() sho
 
 
 class Buttons:
-    """Stop and Checkpoint buttons for the run in `run_dir`; none if clicks do not arrive.
+    """Stop and Checkpoint buttons for the run in `run_dir`; none if clicks do not arrive in `kernel`.
 
-    Args:
-        run_dir: Folder of the run.
-        kernel: Kernel of this notebook (default: none).
-        show: Displays a bundle and returns a function that replaces it (default None: IPython's display).
+    `show` displays a bundle and returns a function that replaces it (None: IPython's display).
     """
 
     def __init__(self, run_dir: Path, kernel: Any = None, show: Callable[[dict], Callable[[dict], None]] | None = None):
@@ -142,11 +139,9 @@ class Buttons:
             _answer_at_once(widget)
 
     def poll(self, step: int = 1, stopping: bool = False) -> None:
-        """Receive clicks in kernels of version 6, and enable the buttons that have an effect.
+        """Receive clicks in kernels of version 6, and enable useful buttons.
 
-        Args:
-            step: Step of the run; before the first, nothing can be saved (default 1).
-            stopping: Whether the run saves and ends (default False).
+        Before the first `step` there is no saving; `stopping` means that the run saves and ends.
         """
         if self.box is None or self._change is None:
             return

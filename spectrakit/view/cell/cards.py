@@ -41,20 +41,20 @@ _WHERE = re.compile(r"(?P<before> \(|; )[^();]*, line \d+(: .*)?\)(?=\.( [A-Z]|$
 
 
 def _sentence_and_mend(f: Failure) -> tuple[str, str]:
-    """Return the reason without the line that is shown below it, and its last sentence, the remedy."""
+    """Return the reason without the line shown below, and the remedy."""
     text = _WHERE.sub(lambda m: ")" * (m["before"] == "; "), f.reason) if f.code else f.reason
     sentence, dot, mend = text.rpartition(". ")
     return (f"{sentence}.", mend) if dot and mend[:1].isupper() else (text, "")
 
 
 def _numbered(f: Failure) -> list[str]:
-    """Return the code around the user's own line, which is marked."""
+    """Return the code around the user's marked line."""
     last = f.frame.line if f.frame else 0
     return [f"{'→' if n == last else ' '} {n:>4} {text}" for n, text in f.code]
 
 # %% ../../../nbs/65_view/09_cell/00_cards.ipynb #d1be6f17
 def failure_card(f: Failure) -> str:
-    """Return a failure as HTML: sentence, the user's own lines, remedy; traceback and printed lines are folded."""
+    """Return a failure as HTML: sentence, user's lines, remedy, and folded traceback and prints."""
     sentence, mend = _sentence_and_mend(f)
     where = f'<div style="margin-top:6px">in <b>{escaped(f.frame)}</b></div>' if f.frame else ""
     code = f'<pre style="{_CODE}">{_lines(_numbered(f))}</pre>' if f.code else ""
@@ -86,14 +86,14 @@ def _printed(log: Path, most: int) -> tuple[str, ...]:
 
 
 def printed_by_rank(run_dir: Path, most: int = 12) -> dict[int, tuple[str, ...]]:
-    """Return the last printed lines by rank, for ranks that printed any."""
+    """Return the last printed lines by rank, if any."""
     logs = sorted((run_dir / "logs").glob("rank-*.log"), key=lambda log: (len(log.name), log.name))
     printed = {int(log.stem[5:]): _printed(log, most) for log in logs[:64] if log.stem[5:].isdigit()}
     return {rank: lines for rank, lines in printed.items() if lines}
 
 # %% ../../../nbs/65_view/09_cell/00_cards.ipynb #4dda4ef2
 def log_drawer(run_dir: Path, empty: str = "") -> str:
-    """Return the last printed lines of the ranks, folded, as HTML; `empty` is shown if there are none."""
+    """Return the ranks' last printed lines, folded, as HTML, or `empty`."""
     printed = printed_by_rank(run_dir)
     if not printed:
         return (
@@ -124,7 +124,7 @@ _BY_THEME = f"<style>{''.join(map(_SWAP.format, _DARK))}{_IN_THE_DARK}</style>"
 
 
 def _picture(file: Path, name: str, style: str) -> str:
-    """Return a PNG of a run's folder as HTML; '' if it is a link, too large or missing."""
+    """Return a PNG as HTML; '' for a link, too large or missing."""
     try:
         whole = not file.is_symlink() and 0 < file.stat().st_size <= _PICTURE_BYTES
         source = b64encode(file.read_bytes()).decode() if whole else ""
@@ -136,7 +136,7 @@ def _picture(file: Path, name: str, style: str) -> str:
 
 # %% ../../../nbs/65_view/09_cell/00_cards.ipynb #cdcbfd79
 def _next_pictures(event: dict) -> str:
-    """Return when the next pictures are due; '' if that is within 30 s."""
+    """Return when the next pictures are due; '' within 30 s."""
     t, took_s, again_s = (event.get(key) for key in ("t", "seconds", "again_s"))
     if not (plain_number(t) and plain_number(took_s) and plain_number(again_s)) or again_s < 30:
         return ""
@@ -144,13 +144,9 @@ def _next_pictures(event: dict) -> str:
 
 
 def pictures_card(run_dir: Path, event: dict, empty: str = "", running: bool = False) -> str:
-    """Return the pictures of a `pictures` event as HTML, in a row of one height.
+    """Return the pictures in `run_dir` of a pictures `event` ({} if none) as HTML, in a row of one height.
 
-    Args:
-        run_dir: Folder of the run.
-        event: The event; {} if there was none.
-        empty: Text in the row's place if there are none (default '': the row takes no place).
-        running: Whether to tell when the next pictures are due (default False).
+    Without pictures `empty` takes the row's place. `running` tells when the next are due.
     """
     files = event.get("files") if isinstance(event.get("files"), list) else []
     shown = []

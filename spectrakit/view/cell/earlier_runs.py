@@ -20,7 +20,7 @@ _ENDED = ("completed", "early_stopped", "out_of_time", "interrupted")
 
 
 def _value(summary: dict, task: str, monitor: str) -> float | None:
-    """Return the best value of a run of `task`; None if it has none, or is of another task."""
+    """Return the best value of a run of `task`, if any."""
     metrics = summary.get("metrics")
     if summary.get("task") != task or summary.get("status") not in _ENDED or not isinstance(metrics, dict):
         return None
@@ -29,9 +29,8 @@ def _value(summary: dict, task: str, monitor: str) -> float | None:
 
 
 def best_earlier(run_dir: Path, start: dict) -> Path | None:
-    """Return the folder of the best earlier run beside `run_dir`, or None.
-
-    `start`: the `start` event of this run, with its task, its monitored metric, and the direction.
+    """Return the best earlier run beside `run_dir`, or None, by task, metric and direction of this run's `start`
+    event.
     """
     task, monitor, mode = start.get("task"), start.get("monitor"), start.get("mode")
     if not task or not monitor or mode not in ("min", "max"):
@@ -49,7 +48,7 @@ _PIECE, _PIECES = 4 * 2**20, 16  # bytes per piece; greatest number of pieces
 
 
 class Ghost:
-    """Best earlier run of the same task, read piece by piece; `state` is None until all is read."""
+    """Best earlier run of the task, read piecewise; `state` is None until complete."""
 
     def __init__(self, run_dir: Path, start: dict):
         self.path = best_earlier(run_dir, start)
@@ -83,7 +82,7 @@ def _at(s: RunState, metric: str, step: float, least: bool) -> float | None:
 
 
 def _beside(own: float, other: float, least: bool) -> str:
-    """Return words such as "better by 10 %" for `own` against `other`."""
+    """Return words such as "better by 10 %" for `own`."""
     if own == other:
         return "as good"
     better = (own < other) == least
@@ -93,7 +92,7 @@ def _beside(own: float, other: float, least: bool) -> str:
 
 
 def _differing_settings(one: Path, other: Path, most: int = 3) -> str:
-    """Return the settings of `one` that differ from `other`, in words; '' if none differ."""
+    """Return the settings of `one` that differ, in words."""
     (own, _), (before, _) = settings_of(one), settings_of(other)
     words = [
         f"{key}={_shown(key, own.get(key))} (was {_shown(key, before.get(key))})"
@@ -108,7 +107,7 @@ def _shown(key: str, value: Any) -> str:
 
 # %% ../../../nbs/65_view/09_cell/02_earlier_runs.ipynb #d8dae4b3
 def comparison(s: RunState, ghost: Ghost, run_dir: Path) -> str:
-    """Return a sentence that compares a run with the best earlier one; '' while nothing can be compared."""
+    """Return a sentence that compares with the best earlier run, or ''."""
     earlier, metric, least = ghost.state, s.monitor, s.start.get("mode") != "max"
     if earlier is None or ghost.path is None or s.best is None:
         return ""

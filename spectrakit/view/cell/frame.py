@@ -34,7 +34,7 @@ _COLORS = {"completed": RATE, "early_stopped": RATE, "failed": VALID, "interrupt
 
 
 def phase(s: RunState, running: bool = True) -> str:
-    """Return the activity of the run in a word or two."""
+    """Return the run's activity in a word or two."""
     if s.status:
         return s.status.replace("_", " ")
     if not running:
@@ -45,13 +45,13 @@ def phase(s: RunState, running: bool = True) -> str:
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #fec5f980
 def has_values(s: RunState) -> bool:
-    """Check whether the run has a log point, an evaluation or a checkpoint to show."""
+    """Check for a log point, an evaluation or a checkpoint."""
     return bool(s.loss.count or s.loss.not_finite or s.rows or s.saved)
 
 
 @dataclass(frozen=True)
 class FrameContext:
-    """Time of a drawing, and facts about the run besides its log."""
+    """Time of a drawing, and facts beside the log."""
 
     now_t: float  # seconds since the run began
     now: float | None = None  # Unix seconds; None: no times of day are shown
@@ -71,7 +71,7 @@ _GREY = "rgba(128,128,128,.25)"
 
 
 def _bars(s: RunState, now_t: float) -> str:
-    """Return the bars of steps done and of session time used, with the reserve at its end."""
+    """Return bars of steps and session time, with the reserve."""
     done = min(1.0, s.step / s.total_steps) if s.total_steps else 0.0
     plain = _COLORS.get(s.status, TRAIN)  # for viewers without `color-mix`
     bars = (
@@ -105,7 +105,7 @@ def _in_line(flex: str, inside: str, style: str) -> str:
 
 
 def _status_line(s: RunState, context: FrameContext) -> str:
-    """Return status, name, progress, time and last checkpoint: in a line, in two columns, or below each other."""
+    """Return status, name, progress, time and last checkpoint, laid out by width."""
     state = "stopping" if s.stopping and not s.status else phase(s, context.running)
     elapsed, *more = times(s, context.now_t, context.running).split(" · ")
     to_go = next((text for text in more if text.endswith(("to go", "pace yet"))), "")
@@ -134,7 +134,7 @@ _AMBER = "#b07a00"
 
 
 def _tile(tile: Tile) -> str:
-    """Return a tile as HTML; one with a warning is hatched as well as coloured."""
+    """Return a tile as HTML; a warning is hatched and coloured."""
     stripes = f"repeating-linear-gradient(135deg,{_AMBER}40 0 3px,transparent 3px 9px)"
     edge = f"border-left:4px solid {_AMBER if tile.reason else _GREY}"
     name = f"{'⚠ ' if tile.reason else ''}{escaped(tile.name, 40)}"
@@ -157,7 +157,7 @@ _WORD = "\u2007\u2007\u2007 "  # spaces as wide as digits: no ink in viewers tha
 
 
 def _headline(tiles: Sequence[Tile]) -> str:
-    """Return all tiles: in a line, or in rows of three or two; a table for viewers that remove styles."""
+    """Return all tiles in one or several rows, or a table without styles."""
     least = "clamp(132px,(822px - 100%)*999,max(132px,33.3% - 6px))"  # a third, if six do not fit side by side
     style = f"display:grid;grid-template-columns:repeat(auto-fit,minmax({least},1fr));gap:6px"
     row = f'<tr role="group" style="{style};padding:0;background:none">{"".join(map(_tile, tiles))}</tr>'
@@ -167,7 +167,7 @@ def _headline(tiles: Sequence[Tile]) -> str:
 
 
 def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
-    """Return `texts` below each other, in the constant height of so many letters, as spaces, at this width."""
+    """Return `texts` below each other, in a constant height by numbers of letters."""
     place = "grid-area:1/1;min-width:0"
     shown = "".join(f"<div>{text}</div>" for text in texts)
     kept = "".join(f"<div>{_WORD * (length // 4)}</div>" for length in lengths)
@@ -176,7 +176,7 @@ def _room(texts: Sequence[str], lengths: Sequence[int]) -> str:
 
 
 def _advice(s: RunState, tiles: Sequence[Tile]) -> str:
-    """Return the advice of a tile with a warning; at the end the reason of the end."""
+    """Return the advice of a warning, or at the end its reason."""
     if s.status and s.status != "failed":  # a failure has its own card
         return escaped(f"{phase(s)}: {'; '.join(filter(None, (s.reason, s.queued)))}", 160)
     if s.stopping and not s.status:
@@ -192,7 +192,7 @@ _STALE_S = 30  # a live frame is drawn every second
 
 
 def _as_of(s: RunState, context: FrameContext) -> str:
-    """Return the time of this frame, and the page that follows the run; a frame that stays for 30 s says so itself."""
+    """Return this frame's time and the run's page; a frame says so after 30 s."""
     if context.now is None:
         return ""
     moment = time.strftime("%H:%M:%S", time.localtime(context.now))
@@ -208,7 +208,7 @@ def _as_of(s: RunState, context: FrameContext) -> str:
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #f3488c18
 def header(s: RunState, context: FrameContext) -> str:
-    """Return status, bars, headline and advice as HTML, of constant height."""
+    """Return status, bars, headline and advice, of constant height."""
     found = tiles(s, context.now_t, context.now, context.running)
     seen = _as_of(s, context)
     advice = _room([_advice(s, found), escaped(context.compared or details(s), 160)], (100, 130))
@@ -220,13 +220,13 @@ def header(s: RunState, context: FrameContext) -> str:
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #ff335c2c
 class Announcer:
-    """Announcements for a screen reader: new phases, the end, and each advice once."""
+    """Announcements for screen readers: phases, the end, and each advice once."""
 
     def __init__(self) -> None:
         self._phase, self._told, self._text = "", set[str](), ""
 
     def html(self, s: RunState, context: FrameContext) -> str:
-        """Return the region; it stays the same until there is news."""
+        """Return the region, unchanged until there is news."""
         if (now := phase(s, context.running)) != self._phase:
             self._phase = now
             self._text = f"{s.name}: {now}" + (f": {s.reason}" if s.status and s.reason else "")
@@ -249,7 +249,7 @@ def _row(tag: str, words: list, best: bool = False) -> str:
 
 
 def decimals_form(values: Sequence[Any]) -> str:
-    """Return a format with the same decimals for all `values`, with four digits for the largest."""
+    """Return a format with equal decimals, and four digits for the largest value."""
     sizes = [abs(v) for v in values if plain_number(v) and v]
     if not sizes:
         return ".4g"
@@ -258,7 +258,7 @@ def decimals_form(values: Sequence[Any]) -> str:
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #777fc217
 def _evaluations(s: RunState, most: int | None) -> list[list[str]]:
-    """Return a head and the newest `most` evaluations with the best one, as texts; None: all."""
+    """Return a head, the newest `most` (None: all) evaluations and the best."""
     rows = list(s.rows)[::-1]
     rows = rows if most is None else rows[:most]
     if s.best and s.best not in rows:
@@ -275,12 +275,12 @@ def _evaluations(s: RunState, most: int | None) -> list[list[str]]:
 
 
 def text_table(s: RunState, most: int | None = 12) -> str:
-    """Return the evaluations as `table` does, as text; '' if there are none."""
+    """Return the evaluations as text like `table`, or ''."""
     return table_text(_evaluations(s, most)) if s.rows else ""
 
 
 def table(s: RunState, most: int | None = 12) -> str:
-    """Return the evaluations as an HTML table: the newest `most` and the best; None: all."""
+    """Return the newest `most` (None: all) evaluations and the best as HTML."""
     head, *rows = _evaluations(s, most)
     lines = "".join(_row("td", row, row[0].startswith("★")) for row in rows)
     style = "border-collapse:collapse;font:12px/1.4 sans-serif;font-variant-numeric:tabular-nums;color:inherit;margin:0"
@@ -298,7 +298,7 @@ def messages(s: RunState, most: int = 20) -> str:
 
 
 def below_plots(s: RunState, most: int = 12) -> str:
-    """Return the table, and beside or below it further metrics and messages, in boxes that scroll."""
+    """Return the table, further metrics and messages, in scrolling boxes."""
     height = "clamp(102px,20vw,168px)"  # Notebook 7 shrinks outputs above 1,820 pixels to 300
     style = f"flex:1 1 400px;min-width:0;height:{height};overflow:auto"
     more = small_multiples(s) + messages(s)
@@ -321,7 +321,7 @@ def _phases(s: RunState, waited_s: float) -> str:
 
 
 def start_card(s: RunState, waited_s: float) -> str:
-    """Return the preparation as HTML, in the place of the curves."""
+    """Return the preparation as HTML in the curves' place."""
     reasons = s.start.get("reasons")
     why = [str(text) for text in reasons.values()][:6] if isinstance(reasons, dict) else []
     decided = "".join(f"<div>{escaped(text, 300)}</div>" for text in why)
@@ -337,11 +337,8 @@ def start_card(s: RunState, waited_s: float) -> str:
 def body(s: RunState, context: FrameContext, log: bool | None = None, picture: bytes | None = None) -> str:
     """Return curves, table and messages as HTML, of constant height.
 
-    Args:
-        s: State of the run.
-        context: Time of the drawing, and facts besides the log.
-        log: Whether the loss has a logarithmic axis (default None: decided by its values).
-        picture: PNG of the curves for viewers that remove SVG (default: none).
+    `log` makes the loss's axis logarithmic (None: its values decide). `s` and the `context` are drawn; `picture` is a
+    PNG for viewers that remove SVG.
     """
     waited_s = context.now_t if context.waited_s is None else context.waited_s
     curves = start_card(s, waited_s) if start_phases(s, waited_s) else plots(s, log, context.earlier)
@@ -357,17 +354,17 @@ _NARROW = "(max-width:599.9px)"  # an output of this width is compact unless it 
 
 
 def _metric_key(place: int) -> str:
-    """Return the key of a metric's box, one letter, by its place among `other_metrics`."""
+    """Return the letter of a metric's box by its place."""
     return chr(0xC0 + place)
 
 
 def _is_ticked(s: RunState, *keys: str) -> str:
-    """Return the CSS condition that one of these boxes is ticked."""
+    """Return the CSS condition that a box is ticked."""
     return f":has({','.join(f'.{run_class(s)}-{key}:checked' for key in keys)})"
 
 
 def _panel_rules(s: RunState, place: int) -> str:
-    """Return the rules that show the chosen view of the panel at `place`: its scale and its range of steps."""
+    """Return the rules of the chosen view of a panel: scale and range."""
     panel = f".{run_class(s)} .g>:nth-child({(place + 1) // 2})>:nth-child({2 - place % 2})"
     y, z = _is_ticked(s, "y", str(place + 4)), _is_ticked(s, "z", str(place))
     shown = "{display:inline!important}"
@@ -379,7 +376,7 @@ def _panel_rules(s: RunState, place: int) -> str:
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #926fd5de
 def _compact_rules(s: RunState) -> str:
-    """Return the rules of the compact view: one line of status, two tiles, an advice, and the curve of the loss."""
+    """Return the compact view's rules: a line of status, two tiles, advice, and loss."""
     own = f".{run_class(s)}"
     hidden = (
         f"{own}-h>:first-child>:last-child",  # time and checkpoint
@@ -399,7 +396,7 @@ def _compact_rules(s: RunState) -> str:
 
 # %% ../../../nbs/65_view/09_cell/01_frame.ipynb #e261259d
 def _metric_rules(s: RunState) -> str:
-    """Return the rules that show a chosen metric among the small curves, larger."""
+    """Return the rules that enlarge a chosen small curve."""
     own = f".{run_class(s)} .s"
     rules = [f"{own}:nth-child(n+{MOST_SMALL + 1}){{display:none}}"]
     for place, _ in enumerate(other_metrics(s), 1):
@@ -409,7 +406,7 @@ def _metric_rules(s: RunState) -> str:
 
 
 def style_of(s: RunState) -> str:
-    """Return the style for pointed-at values, for the selected views, and against a PNG beside the curves."""
+    """Return the style for values, selected views, and a PNG beside curves."""
     own, raw = f".{run_class(s)}", f"body{_is_ticked(s, 'r')}"
     return "".join(
         (
@@ -441,7 +438,7 @@ def _box(s: RunState, key: str, words: str) -> str:
 
 
 def _single_boxes(s: RunState) -> str:
-    """Return the boxes of single panels and of the further metrics, in three lines."""
+    """Return the boxes of panels and metrics, in three lines."""
     zoom = "".join(_box(s, str(n), name) for n, name in enumerate(_OF_PANEL, 1))
     scale = "".join(_box(s, str(n), name) for n, name in enumerate(_OF_PANEL[:2], 5))
     metrics = "".join(_box(s, _metric_key(n), escaped(name, 30)) for n, name in enumerate(other_metrics(s), 1))
@@ -450,7 +447,7 @@ def _single_boxes(s: RunState) -> str:
 
 
 def toggles(s: RunState) -> str:
-    """Return the boxes and their style, shown once beside the parts that are redrawn, and once more with metrics."""
+    """Return boxes and style, shown once beside redrawn parts, again for new metrics."""
     boxes = "".join(_box(s, key, words) for key, words in _ALL.items())
     size = _box(s, "k", '<span class="wide">compact</span><span class="narrow">whole view</span>')
     single = f'<summary style="cursor:pointer">single panels and metrics</summary>{_single_boxes(s)}'
@@ -472,7 +469,7 @@ _SCRIPT = (
 
 
 def _policy() -> str:
-    """Return the page's content security policy: its own pictures and styles, and the script above by its hash."""
+    """Return the page's content security policy, with the script's hash."""
     digest = b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
@@ -480,14 +477,9 @@ def _policy() -> str:
 def page(
     s: RunState, context: FrameContext, every_s: float = 10.0, failure: Failure | None = None, printed: str = ""
 ) -> str:
-    """Return dashboard.html, one self-contained page.
+    """Return dashboard.html, one self-contained page of `s` and `context`.
 
-    Args:
-        s: State of the run.
-        context: Time of the drawing, and facts besides the log.
-        every_s: Seconds between two reloads while the run goes on (default 10).
-        failure: The failure of the run (default: none).
-        printed: Further parts as HTML (default: none).
+    It reloads after `every_s` while the run goes on. `failure` is the run's, `printed` further HTML.
     """
     card = failure_card(failure) if failure else ""
     whole = [header(s, context), card, toggles(s), body(s, context)] if has_values(s) or not failure else [card]

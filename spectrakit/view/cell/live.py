@@ -48,7 +48,7 @@ _PIECE_BYTES = 8 * 2**20  # bytes of the log read at a time
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #75cd1c3f
 def can_display(environ: Mapping[str, str] | None = None) -> bool:
-    """Check whether this process is the kernel of a notebook that shows HTML."""
+    """Check whether this process is a notebook kernel that shows HTML."""
     environ = os.environ if environ is None else environ
     if environ.get("DATABRICKS_RUNTIME_VERSION"):
         return False  # it prints <IPython.core.display.HTML object> for each drawing
@@ -62,7 +62,7 @@ def kernel() -> Any:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #75cd1c41
 class Screen:
-    """Output of the cell, shown at the first call and replaced by later ones."""
+    """Output of the cell, replaced after the first call."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -74,7 +74,7 @@ class Screen:
             self.show("", text_html="")
 
     def show(self, text: str, **data: Any) -> None:
-        """Show a bundle unless it is shown already; `text` is for viewers that show nothing else."""
+        """Show a new bundle; `text` is for viewers without HTML."""
         from IPython.display import display
 
         bundle = {
@@ -91,12 +91,8 @@ class Screen:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #a6289837
 class Throttle:
-    """Decides when costly work is due again.
-
-    Args:
-        clock: Seconds.
-        work: Seconds of processor time.
-        share: Greatest share of the time for the work (default 1 %).
+    """Decides when costly work is due again: it may take the `share` of the time by `clock` and of processor time by
+    `work`.
     """
 
     def __init__(self, clock: Callable[[], float], work: Callable[[], float] = time.thread_time, share: float = SHARE):
@@ -108,19 +104,14 @@ class Throttle:
         return self._clock() >= self._next
 
     def done(self, began: float, least_s: float) -> None:
-        """Note the end of the work.
-
-        Args:
-            began: Value of `work` at its beginning.
-            least_s: Least seconds until it is due again.
-        """
+        """Note the end of work that `began`; it is due again after `least_s` at the earliest."""
         before, self._cost = self._cost, self.work() - began
         self.spent_s += self._cost
         self._next = self._clock() + max(least_s, min(before, self._cost) / self._share)
 
 
 def plots_every_s(age_s: float) -> float:
-    """Return the seconds between two plots of a run that began `age_s` seconds ago."""
+    """Return the seconds between plots of a run `age_s` old."""
     return 2.0 if age_s < 600 else 10.0 if age_s < 7200 else 30.0
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #773a4108
@@ -138,7 +129,7 @@ class ViewOptions:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #520d62dc
 def _read_ghost(view: "LiveView") -> None:
-    """Find the best earlier run once this run's task is known, and read it piece by piece."""
+    """Find the best earlier run of a known task, and read it piecewise."""
     if view._ghost is None and view.state.start:
         view._ghost = Ghost(view.run_dir, view.state.start)
     if view._ghost is not None and view._ghost.state is None:
@@ -148,11 +139,7 @@ def _read_ghost(view: "LiveView") -> None:
 class LiveView:
     """Live view of the run in `run_dir`: call `update` while it runs, `close` at its end.
 
-    Args:
-        run_dir: Folder of the run.
-        options: Options (default None: those of ViewOptions).
-        clock: Wall time in seconds.
-        work: Processor time in seconds.
+    `options` are ViewOptions, `clock` is the wall time and `work` the processor time in seconds.
     """
 
     def __init__(
@@ -193,7 +180,7 @@ class LiveView:
             self.state.status, self.state.reason, self.state.pace_from = "", "", None
 
     def _read(self, shows: bool = True) -> bool:
-        """Read new events, for the text if it `shows` them, too; return False if there are none."""
+        """Read new events, also for text if it `shows` them; return False for none."""
         events = self._reader.poll()
         if self.options.echo and shows:
             self.options.echo.show(filter(is_event, events))
@@ -205,7 +192,7 @@ class LiveView:
 
     @property
     def now_t(self) -> float:
-        """Seconds since the run began, by the clock of this view."""
+        """Return the seconds since the run began."""
         return self.state.t if self.state.status else self._anchor[0] + self._clock() - self._anchor[1]
 
     def note_stop(self, text: str, queued: str = "") -> None:
@@ -267,7 +254,7 @@ def _context(view: LiveView, running: bool = True) -> FrameContext:
 
 
 def page_address(run_dir: Path) -> str:
-    """Return the address of dashboard.html, as the notebook's folder sees it; '' if there is none below it."""
+    """Return the address of dashboard.html from the notebook's folder, or ''."""
     try:
         file = Path(os.path.relpath(run_dir / "dashboard.html"))
     except (OSError, ValueError):
@@ -276,7 +263,7 @@ def page_address(run_dir: Path) -> str:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #9c598801
 def _draw_header(view: LiveView) -> None:
-    """Draw the header, and once the buttons and the boxes below it."""
+    """Draw the header, and once buttons and boxes."""
     began = view._head.work()
     view._top.show(
         f"{view.run_dir.name}: {phase(view.state)}, step {view.state.step}",
@@ -296,7 +283,7 @@ def _announce(view: LiveView, running: bool = True) -> None:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #a0a3367e
 def _draw_plots(view: LiveView) -> None:
-    """Draw curves, table and messages; before the first step the preparation."""
+    """Draw curves, table and messages, or the preparation."""
     began = view._plots.work()
     view._below.show("", text_html=body(view.state, _context(view), view.options.log))
     _show_pictures(view)
@@ -305,7 +292,7 @@ def _draw_plots(view: LiveView) -> None:
 
 
 def _show_pictures(view: LiveView) -> None:
-    """Show the predictions, or until the end a sentence in their place, so that nothing below moves."""
+    """Show predictions, or a sentence in their place, so that nothing moves."""
     s = view.state
     wanted = view.options.pictures and not s.status
     empty = "predictions of a few validation samples come here" if wanted else ""
@@ -315,7 +302,7 @@ def _show_pictures(view: LiveView) -> None:
 
 
 def _draw_prints(view: LiveView) -> None:
-    """Show the printed lines; rarely, because redrawing closes an open drawer."""
+    """Show printed lines, rarely: redrawing closes a drawer."""
     began = view._prints.work()
     view._drawer.show("", text_html=log_drawer(view.run_dir, "nothing printed yet"))
     if not view._spoken._handle:
@@ -329,7 +316,7 @@ def _failure(view: LiveView) -> Failure | None:
 
 
 def _write_page(view: LiveView, running: bool) -> None:
-    """Write dashboard.html atomically; a folder that refuses a file is not tried again."""
+    """Write dashboard.html atomically; a refusing folder is not tried again."""
     began, every_s = view._page.work(), max(10.0, plots_every_s(view.now_t))
     if not view.state.start and running:
         return
@@ -343,7 +330,7 @@ def _write_page(view: LiveView, running: bool) -> None:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #2cb6dbdd
 def _last_picture(view: LiveView) -> bytes | None:
-    """Return the curves as PNG: from the run's folder if they are current, else drawn anew; None if there are none."""
+    """Return the curves as PNG, from the run's folder or drawn anew, if any."""
     if not view.state.loss.count and not view.state.rows:
         return None
     picture, log, title = view.run_dir / "curves.png", log_file(view.run_dir), f"{view.state.name} · "
@@ -382,7 +369,7 @@ def _close(view: LiveView) -> None:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #7894148f
 def _close_without_values(view: LiveView) -> None:
-    """Show how a run ended before it had values: a failure by its card alone, a refused request by nothing."""
+    """Show an end without values: a failure by its card, a refusal by nothing."""
     state, failure = view.state, _failure(view)
     text = f"{view.run_dir.name}: {phase(state, False)}" + f": {state.reason}" * bool(state.reason)
     if state.status:
@@ -399,7 +386,7 @@ def _close_without_values(view: LiveView) -> None:
 
 
 def _close_header(view: LiveView, curves: bool) -> None:
-    """Draw the end in the header and remove the buttons; `curves`: whether boxes for curves follow."""
+    """Draw the end and remove the buttons; `curves`: boxes follow."""
     state, failure = view.state, _failure(view)
     text = f"{view.run_dir.name}: {phase(state, view.detached)}" + f": {state.reason}" * bool(state.reason)
     if state.start or view._top._handle:
@@ -429,7 +416,7 @@ def _folder_of(run: Any) -> Path:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #fe1a5629
 def _unfinished(s: RunState) -> str:
-    """Return a sentence on a run without an end that no process works on."""
+    """Return a sentence on a run without end or process."""
     if not s.start:
         return f"{s.name} is unfinished, and its log does not say how it began"
     return f"{s.name} is unfinished at step {s.step} and not running; resume continues from its last checkpoint"
@@ -440,8 +427,8 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
 
     Args:
         run: A run's folder, its name, or a `Run`.
-        log: Whether the loss has a logarithmic axis (default None: decided by its values).
-        poll_s: Seconds between two looks at the log (default 0.2).
+        log: Whether the loss has a logarithmic axis (None: its values decide).
+        poll_s: Seconds between two looks at the log.
 
     Raises:
         RequestError: There is no such run.
@@ -472,22 +459,16 @@ def watch(run: Any, *, log: bool | None = None, poll_s: float = 0.2) -> None:
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #a185e888
 def prints_log(console: str) -> bool:
-    """Check whether the view for `run.console` prints the log as text."""
+    """Check whether a `run.console` prints the log."""
     batch = os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch"
     return console != "none" and (batch or console not in ("auto", "live") or not can_display())
 
 # %% ../../../nbs/65_view/09_cell/04_live.ipynb #d67a5551
 def make_view(console: str, run_dir: Path, pictures: bool = False, **options: Any) -> Any:
-    """Return the view for `run.console`: None for 'none', text if HTML cannot be shown; each writes dashboard.html.
+    """Return the view for `console` (auto, live, text, tqdm, rich or none): text if HTML cannot be shown; each writes
+    dashboard.html into `run_dir`.
 
-    Args:
-        console: auto, live, text, tqdm, rich or none.
-        run_dir: Folder of the run.
-        pictures: Whether pictures of predictions have a place (default False).
-        options: Options of TextView.
-
-    Raises:
-        RequestError: A package is missing.
+    `pictures` gives predictions a place; `options` are of TextView. Raise RequestError if a package is missing.
     """
     if console == "none":
         return None

@@ -42,7 +42,7 @@ class Piece:
 
 # %% ../../../nbs/65_view/09_cell/05_many_runs.ipynb #f5714d77
 def strip(pieces: Sequence[Piece]) -> str:
-    """Return a box for each piece as HTML, in rows; of many the last ones."""
+    """Return boxes for pieces as HTML, of many the last."""
     colors = {"running": TRAIN, "failed": VALID}
     boxes = "".join(
         f'<div style="padding:1px 8px;border:1px solid rgba(128,128,128,.35);border-left:4px solid '
@@ -54,7 +54,7 @@ def strip(pieces: Sequence[Piece]) -> str:
 
 
 def mean_so_far(pieces: Sequence[Piece], metric: str) -> str:
-    """Return mean and sample deviation of the pieces that are done; '' before the first one."""
+    """Return mean and sample deviation of finished pieces, or ''."""
     values = [piece.value for piece in pieces if piece.value is not None]
     if not values:
         return ""
@@ -63,7 +63,7 @@ def mean_so_far(pieces: Sequence[Piece], metric: str) -> str:
 
 # %% ../../../nbs/65_view/09_cell/05_many_runs.ipynb #1d2ba1d1
 class ManyView:
-    """Cell of many runs; outside a notebook lines. `show`: whether anything is shown (default True)."""
+    """Cell of many runs; outside a notebook lines."""
 
     def __init__(self, show: bool = True) -> None:
         self.show, self.shows, self.note = show, show and can_display(), ""  # note: a sentence that is true for now
@@ -75,13 +75,13 @@ class ManyView:
         return self.shows and self._pace.due()
 
     def say(self, text: str) -> None:
-        """Show `text` until the next note; outside a notebook print it."""
+        """Show `text` until the next note, or print it."""
         self.note = text
         if text and self.show and not self.shows:
             print(text, flush=True)
 
     def draw(self, title: str, pieces: Sequence[Piece], running: Path | None = None, more: str = "") -> None:
-        """Draw the first line `title`, the `pieces`, the curves of the run in `running`, and `more` HTML."""
+        """Draw `title`, `pieces`, the curves of the run in `running`, and `more` HTML."""
         began = self._pace.work()
         note = f"<div>{escaped(self.note, 300)}</div>" if self.note else ""
         drawn = (
@@ -92,7 +92,7 @@ class ManyView:
         self._pace.done(began, 2.0)
 
     def _curves(self, folder: Path) -> str:
-        """Return progress and curves of the newest run in `folder` as HTML."""
+        """Return progress and curves of the newest run."""
         runs = sorted(path for path in folder.glob("*") if log_size(path))
         if runs and self._run != runs[-1]:
             self._run, self._state, self._log = runs[-1], RunState(runs[-1].name), follow(runs[-1], strict=False)

@@ -18,7 +18,7 @@ from .live import Screen, kernel
 
 # %% ../../../nbs/65_view/09_cell/06_queue.ipynb #efc73e70
 def queued_cells(kernel: Any) -> int | None:
-    """Return the number of cells that wait for the one that runs; None if this kernel does not tell."""
+    """Return the number of waiting cells, if this kernel tells."""
     queue = getattr(getattr(kernel, "msg_queue", None), "_queue", None)
     if queue is None or not can_receive_clicks(kernel):
         return None
@@ -30,7 +30,7 @@ WAIT_S = 5  # seconds of the countdown
 
 
 def queue_note(kernel: Any) -> str:
-    """Return words on the cells behind a run that is stopped; '' if none waits or no person could answer."""
+    """Return words on cells behind a stopped run; '' if none waits or answers."""
     if not _is_watched(kernel) or (count := queued_cells(kernel)) == 0:
         return ""
     cells = "a queued fit" if count is None else f"{count} more cell{'s are' if count > 1 else ' is'} queued: a fit"
@@ -46,20 +46,20 @@ _stopped: list[tuple[datetime, float]] = []  # when the cell of a run that ■ s
 
 
 def asked_at(kernel: Any) -> datetime | None:
-    """Return the time at which the notebook asked for the cell that runs, by the notebook's clock; None if unknown."""
+    """Return the notebook's time of asking for this cell, if known."""
     header = kernel.get_parent().get("header", {}) if hasattr(kernel, "get_parent") else {}
     asked = header.get("date")
     return asked if isinstance(asked, datetime) else None
 
 
 def note_end(began: float, stopped: bool) -> None:
-    """Note whether ■ stopped the run of this cell, which began at time.monotonic() `began`."""
+    """Note whether ■ stopped the run begun at monotonic `began`."""
     asked = asked_at(kernel()) if stopped else None
     _stopped[:] = [(asked, time.monotonic() - began)] if asked else []
 
 
 def wait_in_queue(kernel: Any, screen: Any = None, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Count down before a run that was queued while ■ stopped the one before it; ■ raises KeyboardInterrupt."""
+    """Count down before a run queued while ■ stopped another; ■ raises KeyboardInterrupt."""
     asked, stopped = asked_at(kernel), [_stopped.pop() for _ in _stopped[:1]]
     queued = [before for before, took_s in stopped if asked and (asked - before).total_seconds() <= took_s]
     if not queued or not _is_watched(kernel):
