@@ -106,7 +106,10 @@ class Recorder:
 
 # %% ../../nbs/35_task/02_shared_forward.ipynb #335e0579
 class StandIn:
-    """Proxy that returns recorded outputs for recorded inputs; it passes isinstance checks of the model's class."""
+    """Proxy that returns recorded outputs for recorded inputs.
+
+    It passes isinstance checks of the model's class.
+    """
 
     def __init__(self, recorder: Recorder):
         object.__setattr__(self, "_recorder", recorder)
