@@ -524,7 +524,6 @@ LONG_CELLS = {
         "50_train/12_cuda_graphs/00_cuda_graphs",
         "CapturedStep",
     ): "a state machine with two entries; each of its steps is short",
-    ("50_train/11_parts/12_checkpointing", "Saving"): "a part: a short method for each moment",
     ("50_train/01_part", "Part"): "a table: a line for each moment of a run",
     ("05_config/01_schema", "DistributedConfig"): "a table of settings",
     (

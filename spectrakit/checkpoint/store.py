@@ -7,8 +7,8 @@ __all__ = ['SCHEMA', 'AVERAGED', 'CheckpointError', 'write_tensors', 'only_plain
            'tensor_bytes', 'check_free_space', 'CheckpointContent', 'Saved', 'checkpoint_bytes', 'put_back',
            'save_checkpoint', 'read_manifest', 'verify', 'is_own', 'take_over', 'checkpoints', 'read_pointer',
            'averaged_names', 'write_averaged_names', 'find_checkpoint', 'prune', 'return_to', 'mirror_folder',
-           'mirror_checkpoint', 'load_weights', 'load_task_tensors', 'load_state', 'prove_loadable', 'add_average',
-           'drop_averages', 'rehearse', 'random_state', 'restore_random_state']
+           'mirror_checkpoint', 'load_weights', 'load_task_tensors', 'load_rank_state', 'load_state', 'prove_loadable',
+           'add_average', 'drop_averages', 'rehearse', 'random_state', 'restore_random_state']
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #23a2fcf4
 import contextlib
@@ -690,6 +690,11 @@ def _load(file: Path) -> dict:
     raise CheckpointError(f"{file.parent.name}/{file.name} is refused: it holds a {type(tree).__name__}, not a mapping")
 
 
+def load_rank_state(path: Path, rank: int = 0) -> dict | None:
+    """Return the state of a rank in the checkpoint at `path`; None if it was saved without this rank."""
+    return _load(own) if (own := path / f"rank-{rank:05d}.pt").is_file() else None
+
+
 def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
     """Return `(state, rank_state)`; `rank_state` is None if the checkpoint was saved without this rank.
 
@@ -700,7 +705,7 @@ def load_state(path: Path, rank: int = 0) -> tuple[dict, dict | None]:
             f"{path.name} holds only weights, because the disk had no room for more. Predict with it, or resume from "
             "an earlier checkpoint"
         )
-    return _load(path / "state.pt"), _load(own) if (own := path / f"rank-{rank:05d}.pt").is_file() else None
+    return _load(path / "state.pt"), load_rank_state(path, rank)
 
 # %% ../../nbs/25_checkpoint/01_store.ipynb #c4fcc65d
 def prove_loadable(path: Path) -> None:

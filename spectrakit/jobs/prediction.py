@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.frozen_weights import left_out_of
-from ..checkpoint.store import find_checkpoint, load_task_tensors, load_weights, read_manifest
+from ..checkpoint.store import find_checkpoint, load_rank_state, load_task_tensors, load_weights, read_manifest
 from ..config.schema import Config
 from ..data.fingerprint import dataset_fingerprint, tensors_hash
 from ..data.loaders import Batches, Placement, dataset_length, eval_batches
@@ -32,7 +32,15 @@ from ..system.errors import RequestError
 from ..system.platforms.detect import input_folders
 from ..task.checks.error_diagnosis import explained
 from ..task.task import check_task, collate_of, provides
-from ..task.task_modules import TaskModules, held_by, held_in_eval_mode, load_held, move_held, record_end
+from spectrakit.task.task_modules import (
+    TaskModules,
+    held_by,
+    held_in_eval_mode,
+    load_held,
+    load_values,
+    move_held,
+    record_end,
+)
 from ..train.evaluation import predict_views, test_dataset_of
 from ..train.learner.model import Saved, model_with
 from ..train.learner.seeding import repeatable, seed_everything
@@ -59,6 +67,7 @@ def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu")
     model = model_with(task, config, Saved(path.name, load_weights(path), left_out_of(path), first))
     held = TaskModules(task, model, arrived)
     move_held(held, device)
+    load_values(held, (load_rank_state(path) or {}).get("task_values", {}))
     if missing := load_held(held, load_task_tensors(path)):
         notes = [*notes, f"the task no longer has {missing[0]}, which is in {path.name}"]
     record_end(held)

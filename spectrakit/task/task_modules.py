@@ -15,8 +15,9 @@ import dis
 import functools
 import inspect
 import random
+import types
 import weakref
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -48,12 +49,19 @@ _MOST_BYTES = 2**20  # of an array
 
 
 def _is_value(thing: Any) -> bool:
-    """Check for a small array of numbers, or None, a later tensor's place."""
+    """Check for a number, a small array of numbers, or None, the place of a later tensor."""
     import numpy
 
-    return thing is None or (
-        isinstance(thing, numpy.ndarray) and thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES
-    )
+    if thing is None or _is_number(thing):
+        return True
+    return isinstance(thing, numpy.ndarray) and thing.dtype.kind in "biuf" and thing.nbytes <= _MOST_BYTES
+
+
+def _is_number(thing: Any) -> bool:
+    """Check for a number of Python or NumPy; True and False are none."""
+    import numpy
+
+    return type(thing) in (int, float) or isinstance(thing, numpy.number)
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb7c
 @functools.lru_cache(maxsize=1000)  # the code is looked at before each save
@@ -78,19 +86,25 @@ def _read_by(function: Any) -> Iterator[tuple[Any, Any]]:
             yield name, thing
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #96b24452
+def _is_dataset(thing: Any) -> bool:
+    return hasattr(thing, "__getitem__") and hasattr(thing, "__len__")
+
+
 def parts_held(thing: Any) -> list[tuple[Any, Any]]:
     """Return (key, part) of a container, a function or a user's object."""
-    if isinstance(thing, dict):
+    if isinstance(thing, (dict, UserDict)):
         parts = list(thing.items())
-    elif isinstance(thing, (list, tuple, deque)):
+    elif isinstance(thing, (list, tuple, deque, UserList)):
         parts = list(enumerate(thing))
+    elif isinstance(thing, types.SimpleNamespace):
+        parts = list(vars(thing).items())
     elif isinstance(thing, functools.partial):
         parts = [("func", thing.func), *enumerate(thing.args), *thing.keywords.items()]
     elif inspect.ismethod(thing):
         parts = [("__self__", thing.__self__), ("__func__", thing.__func__)]
     elif inspect.isfunction(thing):
         parts = list(_read_by(thing))
-    elif not isinstance(thing, type) and is_own(type(thing)) and not hasattr(thing, "__getitem__"):
+    elif not isinstance(thing, type) and is_own(type(thing)) and not _is_dataset(thing):
         kinds = [kind for kind in type(thing).__mro__[::-1] if is_own(kind)]
         shared = {name: part for kind in kinds for name, part in vars(kind).items() if not name.startswith("__")}
         slots = {name: getattr(thing, name, None) for name, part in shared.items() if inspect.ismemberdescriptor(part)}
@@ -104,11 +118,59 @@ def _vars_of(task: Any) -> list[tuple[str, Any]]:
     return list(getattr(task, "__dict__", {}).items())
 
 
-def _belongs(owner: Any, key: Any) -> bool:
-    """Check whether a value can be replaced, in a container or attribute."""
-    if isinstance(owner, (dict, list, deque)):
+def _belongs(owner: Any, key: Any, value: Any) -> bool:
+    """Check whether a value can be replaced: in a container, or as an attribute that is not of the class.
+
+    Numbers in lists are data.
+    """
+    if isinstance(owner, (dict, UserDict)):
         return True
+    if isinstance(owner, (list, deque, UserList)):
+        return not _is_number(value)
     return key in getattr(owner, "__dict__", ()) or inspect.ismemberdescriptor(getattr(type(owner), str(key), None))
+
+# %% ../../nbs/35_task/08_task_modules.ipynb #3929fc28
+@functools.lru_cache(maxsize=1)
+def _usual_attributes() -> frozenset[str]:
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+def _class_numbers(thing: Any) -> dict[str, Any]:
+    """Return the numbers among the attributes of an object's classes, the first values of counters."""
+    kinds = [kind for kind in type(thing).__mro__[::-1] if is_own(kind)]
+    return {name: part for kind in kinds for name, part in vars(kind).items() if _is_number(part)}
+
+
+def _unsaved_state(root: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield (path, owner, key, part) of state in modules of the user's classes that a state dict omits: attributes
+    that are numbers, arrays, tensors and generators.
+    """
+    for path, module in root.named_modules():
+        if is_own(type(module)):
+            prefix = f"{path.replace('_orig_mod.', '')}." if path else ""
+            own = {name: part for name, part in vars(module).items() if name not in _usual_attributes()}
+            parts = {**_class_numbers(module), **own}
+            yield from ((prefix, module, name, part) for name, part in parts.items() if _is_unsaved(part))
+
+
+def _unsaved_buffers(model: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield (path, owner, key, part) of small buffers that a model's state dict omits."""
+    for path, module in model.named_modules():
+        for name in sorted(getattr(module, "_non_persistent_buffers_set", ())):
+            buffer = getattr(module, name, None)
+            if buffer is not None and _is_unsaved(buffer) and buffer.nbytes <= _MOST_BYTES:
+                yield f"{path.replace('_orig_mod.', '')}." if path else "", module, name, buffer
+
+
+def _is_unsaved(part: Any) -> bool:
+    import torch
+
+    if isinstance(part, torch.Tensor):
+        dense = part.layout is torch.strided and not torch.nn.parameter.is_lazy(part) and not part.is_meta
+        return dense and not part.requires_grad
+    return _is_generator(part) or (part is not None and _is_value(part))
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #600cc208
 class Held(NamedTuple):
@@ -120,24 +182,38 @@ class Held(NamedTuple):
     thing: Any
 
 
-def _leaves(task: Any) -> Iterator[Held]:
-    """Yield objects with state, each once, and values of attributes and containers."""
+def _leaves(task: Any, model: Any = None, optimizer: Any = None) -> Iterator[Held]:
+    """Yield objects with state, each once, and the values of attributes, lists and mappings.
+
+    Of modules, of `model` and of `optimizer` also the state that a state dict omits.
+    """
     seen = {id(task)}
     todo = deque(("", task, key, part) for key, part in (*_vars_of(task), *parts_held(task)))
+    if model is not None:
+        todo += [(f"model.{path}", *part) for path, *part in (*_unsaved_state(model), *_unsaved_buffers(model))]
+    if optimizer is not None and is_own(type(optimizer)):
+        numbers = {**_class_numbers(optimizer), **vars(optimizer)}
+        todo += [("optimizer.", optimizer, name, part) for name, part in numbers.items() if _is_number(part)]
     while todo and len(seen) < MOST_THINGS:
         prefix, owner, key, thing = todo.popleft()
         if id(thing) in seen or isinstance(thing, type):
             continue
         name = f"{prefix}{key}"
         if _is_value(thing):
-            if _belongs(owner, key):
-                yield Held(name, owner, key, thing)
+            yield Held(name, owner, key, thing)
             continue
         seen.add(id(thing))
         if _has_state(thing):
             yield Held(name, owner, key, thing)
+            if hasattr(thing, "named_modules"):
+                todo += [(f"{name}.{path}", *part) for path, *part in _unsaved_state(thing)]
         else:
             todo += [(f"{name}.", thing, inner, part) for inner, part in parts_held(thing)]
+
+
+def _is_default(held: Held) -> bool:
+    """Check for a number of an object's class, which a counter of the object replaces."""
+    return _is_number(held.thing) and isinstance(held.key, str) and held.key in _class_numbers(held.owner)
 
 
 def held_by(task: Any) -> Iterator[Held]:
@@ -164,38 +240,49 @@ def _is_copy(module: Any, model: Any) -> bool:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #b00fce75
 class TaskModules:
-    """Modules, tensors and optimizers that a `task` holds outside its model.
+    """Modules, tensors and optimizers that a `task` holds outside its model, and the model's own state that its state
+    dict omits.
 
-    `model` is its new model, None before it is made; `arrived` has names held before that; `like`, from an earlier
-    model, decides about prototypes.
+    Attributes:
+        task: The task.
+        model: Its new model. Default: None, not yet made.
+        arrived: Names that the task held before `model` was called.
+        like: The same of an earlier model of the task, which decides about prototypes.
     """
 
     def __init__(self, task: Any, model: Any = None, arrived: Iterable[str] = (), like: "TaskModules | None" = None):
-        self.task = task
+        self.task, self.model, self.optimizer = task, model, None
         self.of_model = set() if model is None else {id(t) for t in (*model.parameters(), *model.buffers())}
         self.look()
         is_new = model is not None and like is None
         copies = {name for name, module in self.modules.items() if is_new and _is_copy(module, model)}
         self.prototypes: set[str] = like.prototypes if like else copies & set(arrived)  # copied by `model`
         self.frozen: set[str] = like.frozen if like else copies | {n for n, m in self.modules.items() if not m.training}
+        fixed = {n for n, t in self.named().items() if not t.requires_grad}
+        self.fixed: set[str] = like.fixed if like else fixed  # `on_epoch` may freeze others for some epochs
         self.idle: set[str] = like.idle if like else set()  # names without a gradient in the check
         self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the run's optimizer updates
         self.added, self.left = list[str](), list[tuple[str, Any]]()  # names it got; (name, parameter) it did not take
         self.seen: dict[str, Any] = {}  # name → mark of a tensor at `record_tensors`
-        self.first: dict[str, Any] = {}  # name → small array, as a tensor, at `record_tensors`
+        self.first: dict[str, Any] = {}  # name → number, or array as a tensor, at `record_tensors`
 
     def look(self) -> None:
         """Find the current objects, which the task may replace."""
         import torch
 
-        found = [held for held in _leaves(self.task) if id(held.thing) not in self.of_model]
-        self.values = {held.name: held for held in found if _is_value(held.thing)}
+        found = [each for each in _leaves(self.task, self.model, self.optimizer) if self._is_beside(each)]
+        values = [each for each in found if _is_value(each.thing)]
+        self.values = {each.name: each for each in values if _belongs(each.owner, each.key, each.thing)}
+        self.defaults = {each.name: each for each in values if each.name not in self.values and _is_default(each)}
         modules = {held.name: held.thing for held in found if isinstance(held.thing, torch.nn.Module)}
         self.modules = {name: module for name, module in modules.items() if self.inside(module)}
         self.tensors = {held.name: held for held in found if isinstance(held.thing, torch.Tensor)}
         self.optimizers = {held.name: held.thing for held in found if isinstance(held.thing, torch.optim.Optimizer)}
         self.schedulers = {held.name: held.thing for held in found if hasattr(held.thing, "get_last_lr")}
         self.generators = {held.name: held.thing for held in found if _is_generator(held.thing)}
+
+    def _is_beside(self, held: Held) -> bool:
+        return id(held.thing) not in self.of_model or held.name.startswith("model.")
 
     def inside(self, module: Any) -> dict[str, Any]:
         """Return a module's tensors by name, except the model's."""
@@ -217,6 +304,7 @@ def held_beside(task: Any, model: Any) -> tuple[list[Any], dict[str, Any]]:
         if (known := _FOUND.get(task)) is not None and known[0] == seen:
             return known[1]
     held = TaskModules(task)
+    held.model = model
     held.of_model = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     held.look()
     found = list(held.modules.values()), held.generators
@@ -262,12 +350,13 @@ def join_optimizer(held: TaskModules, optimizer: Any) -> None:
     """
     import torch
 
+    held.optimizer = optimizer
     mine = {id(q) for group in optimizer.param_groups for q in group["params"]}
     others = [each for each in held.optimizers.values() if each is not optimizer]
     theirs = {id(q) for each in others for group in each.param_groups for q in group["params"]}
     parameters = {n: q for n, q in held.named().items() if isinstance(q, torch.nn.Parameter) or id(q) in mine}
     named = {n: q for n, q in parameters.items() if id(q) not in theirs}
-    free = {n: q for n, q in named.items() if q.requires_grad and n.partition(":")[0] not in held.frozen}
+    free = {n: q for n, q in named.items() if n not in held.fixed and n.partition(":")[0] not in held.frozen}
     left = {n: q for n, q in free.items() if id(q) not in mine}
     if left:
         with contextlib.suppress(Exception):  # a combined one may lack the method, or what torch's needs
@@ -276,11 +365,14 @@ def join_optimizer(held: TaskModules, optimizer: Any) -> None:
     held.added = [name for name, q in left.items() if id(q) in mine]
     held.left = [(name, q) for name, q in left.items() if id(q) not in mine]
     held.trained = [(name, q) for name, q in named.items() if id(q) in mine]
+    for name, parameter in held.trained:
+        if name in held.idle and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: held.idle.discard(name))
 
 
 def record_unused(held: TaskModules) -> None:
-    """Record parameters without a gradient, such as of a copied backbone."""
-    held.idle.update(name for name, q in (*held.trained, *held.left) if q.grad is None)
+    """Record parameters without a gradient after a backward pass, such as of a copied backbone, until they get one."""
+    held.idle.update(name for name, q in (*held.trained, *held.left) if q.grad is None and q.requires_grad)
 
 
 def learning(held: TaskModules) -> list[str]:
@@ -296,11 +388,13 @@ def shared_tensors(held: TaskModules, optimizer: Any) -> list[Any]:
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb79
 def values_of(held: TaskModules) -> dict[str, Any]:
-    """Return small arrays as tensors, and None, by name."""
+    """Return numbers, also of classes, small arrays as tensors, and None, by name."""
     import torch
 
-    things = {name: each.thing for name, each in held.values.items()}
-    return {name: None if value is None else torch.tensor(value) for name, value in things.items()}
+    def saved(value: Any) -> Any:
+        return value if value is None or type(value) in (int, float) else torch.tensor(value)
+
+    return {name: saved(each.thing) for name, each in {**held.defaults, **held.values}.items()}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -360,7 +454,10 @@ def _replace_tensor(held: TaskModules, name: str, value: Any) -> bool:
             return False
         module.register_buffer(leaf, value)
         return True
-    return _put(held, name, held.tensors.get(name) or held.values.get(name), value)
+    place = held.tensors.get(name) or held.values.get(name)
+    if name in held.tensors:
+        value = value.to(held.tensors[name].thing.device)
+    return _put(held, name, place, value)
 
 
 def _put(held: TaskModules, name: str, place: Held | None, value: Any) -> bool:
@@ -369,10 +466,16 @@ def _put(held: TaskModules, name: str, place: Held | None, value: Any) -> bool:
         return False  # a method, for example, in a file from elsewhere
     owner: Any = held.task if place is None else place.owner
     key: Any = name if place is None else place.key
-    owner.__setitem__(key, value) if isinstance(owner, (dict, list, deque)) else setattr(owner, key, value)
+    keyed = isinstance(owner, (dict, list, deque, UserDict, UserList))
+    owner.__setitem__(key, value) if keyed else setattr(owner, key, value)
     return True
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #9f26a4b7
+def _is_plain_attribute(place: Held | None) -> bool:
+    """Check for a tensor of a module that is no buffer; it may share memory with a weight."""
+    return place is not None and hasattr(place.owner, "_buffers") and place.key not in place.owner._buffers
+
+
 def load_held(held: TaskModules, state: dict[str, Any]) -> list[str]:
     """Load the result of `state_of_held`; return names that the task does not have."""
     import torch
@@ -380,7 +483,7 @@ def load_held(held: TaskModules, state: dict[str, Any]) -> list[str]:
     named, missing = held.named(), []
     for name, value in state.items():
         tensor = named.get(name)
-        if tensor is not None and tensor.shape == value.shape:
+        if tensor is not None and tensor.shape == value.shape and not _is_plain_attribute(held.tensors.get(name)):
             with torch.no_grad():
                 tensor.copy_(value)
         elif isinstance(tensor, torch.nn.Parameter) or not _replace_tensor(held, name, value.clone()):
@@ -430,30 +533,50 @@ def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) ->
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb76
 def state_of_values(held: TaskModules) -> dict[str, Any]:
-    """Return small arrays changed since `record_tensors`, as tensors."""
+    """Return numbers that changed since `record_tensors`, and small arrays as tensors."""
     held.look()
-    known = {n: v for n, v in values_of(held).items() if v is not None and (n in held.first or "." not in n)}
+    values = {n: v for n, v in values_of(held).items() if v is not None and n in held.values}
+    known = {n: v for n, v in values.items() if n in held.first or "." not in n}
     return {n: v for n, v in known.items() if n not in held.first or not _same(v, held.first[n])}
 
 
-def load_values(held: TaskModules, state: dict[str, Any]) -> None:
-    """Load `state_of_values`; restore other values from `record_tensors`."""
+def load_values(held: TaskModules, state: dict[str, Any], numbers: bool = True) -> None:
+    """Load the result of `state_of_values`; other values become those of `record_tensors`.
+
+    `numbers` tells whether to change numbers of Python, too (default True).
+    """
     held.look()
     now = values_of(held)
     for name, value in {**held.first, **state}.items():
-        if value is not None and (name not in now or not _same(now[name], value)):
-            _put(held, name, held.values.get(name), value.numpy().copy())
+        place = held.values.get(name) or held.defaults.get(name)
+        same = (
+            value is None or (name in now and _same(now[name], value)) or (name in held.defaults and name not in state)
+        )
+        if not same and (numbers or not isinstance(value, (int, float))):
+            _put(held, name, place, _as_before(value, place))
+
+
+def _as_before(value: Any, place: Held | None) -> Any:
+    """Return a loaded value as a number, an array, or a number of NumPy."""
+    import numpy
+
+    if isinstance(value, (int, float)):
+        return value
+    array = value.numpy().copy()
+    return array if array.ndim or isinstance(getattr(place, "thing", None), numpy.ndarray) else array[()]
 
 
 def names_of(held: TaskModules) -> set[str]:
     """Return the names of modules, tensors and values."""
-    return {*held.modules, *held.tensors, *held.values}
+    return {*held.modules, *held.tensors, *held.values, *held.defaults}
 
 
 def added_to(held: TaskModules, before: set[str]) -> list[str]:
     """Return containers with names not in `before`, which no checkpoint holds."""
     held.look()
-    return sorted({name.rpartition(".")[0] for name in names_of(held) - before if "." in name})
+    places = {**held.tensors, **held.values}
+    inner = {n for n, each in places.items() if hasattr(each.owner, "named_modules") or each.owner is held.optimizer}
+    return sorted({name.rpartition(".")[0] for name in names_of(held) - before - inner if "." in name})
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #fccb6f10
 def share_held(held: TaskModules, context: Any) -> None:

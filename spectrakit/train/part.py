@@ -73,6 +73,7 @@ class Part:
     swaps_in_place: ClassVar[bool] = True  # whether `swapped` overwrites parameters and restores them
     not_recorded: ClassVar[str] = ""  # reason why CUDA graphs cannot replay steps with this part
     rate_setting: ClassVar[str] = ""  # its setting to lower if losses are not finite
+    rewinds: bool = False  # whether it may return to the checkpoint of the last regular save
     undo_bytes: float | None = None  # size limit of buffers copied for it at each step boundary; None: no copies
 
     def __init__(self, s: Any):

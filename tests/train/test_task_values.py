@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import random
+import types
 
 import numpy
 import pytest
@@ -154,14 +155,101 @@ class Draws(Base):
         return self.made[0].rand() + self.made[2].random() + self.made[1].random_raw() / 2**64
 
 
-KINDS = [Pointer, Numbers, Slots, Rows, Scheduled, Leaf, Draws]
+class Counter(Base):
+    "Numbers of Python and NumPy that matter after eight steps; one is an attribute of the class at first."
+
+    steps = 0
+
+    def __init__(self):
+        self.mean, self.share, self.kept = 0.0, numpy.float32(0.5), {"steps": 0}
+
+    def shift(self):
+        return self.mean * self.share * self.steps * (self.kept["steps"] > 8)
+
+    def learn(self, mean, y):
+        self.steps, self.mean = self.steps + 1, 0.9 * self.mean + 0.1 * float(mean[0])
+        self.share *= numpy.float32(0.9)
+        self.kept["steps"] += 1
+
+
+class Namespace(Base):
+    "A module, a mean and a generator in a namespace and in an object that has items."
+
+    class Bank:
+        def __init__(self, head):
+            self.head = head
+
+        def __getitem__(self, key):
+            return self.head
+
+    def __init__(self):
+        torch.manual_seed(2)
+        self.box = types.SimpleNamespace(head=nn.Linear(6, 2), mean=torch.zeros(4), random=random.Random(3))
+        self.bank = collections.UserDict(head=self.Bank(self.box.head))
+
+    def head(self, out):
+        return self.bank["head"]["it"](out)
+
+    def shift(self):
+        return self.box.mean + self.box.random.random()
+
+    def learn(self, mean, y):
+        self.box.mean = 0.5 * (self.box.mean + mean)
+
+
+class Net(nn.Module):
+    "State that a state dict omits: a number, a tensor, a small buffer and a generator. It matters after eight steps."
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.steps, self.mean = nn.Linear(4, 6), 0, torch.zeros(4)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.random = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            self.count += torch.rand((), generator=self.random)
+        return self.linear(x - self.mean * (self.count > 4)) * (1 + 0.1 * max(0, self.steps - 8))
+
+
+class Omitted(Base):
+    def model(self, cfg):
+        torch.manual_seed(1)
+        return nn.Sequential(Net(), nn.BatchNorm1d(6))
+
+
+class Lookahead(torch.optim.SGD):
+    "It returns halfway to the weights of five steps before, and counts steps in no state dict."
+
+    steps = 0
+
+    def step(self, closure=None):
+        super().step()
+        self.steps += 1
+        for weight in (weight for group in self.param_groups for weight in group["params"]):
+            slow = self.state[weight].setdefault("slow", weight.detach().clone())
+            if self.steps % 5 == 0:
+                with torch.no_grad():
+                    slow.lerp_(weight, 0.5)
+                    weight.copy_(slow)
+
+
+class Slow(Base):
+    def optimizer(self, model, cfg):
+        return Lookahead(model.parameters(), lr=0.1)
+
+
+KINDS = [Pointer, Numbers, Slots, Rows, Scheduled, Leaf, Draws, Counter, Namespace, Omitted, Slow]
 
 
 def by_hand(task):
     "The losses of a plain loop."
     model = task.model(None)
-    held = [task.scale] if isinstance(task, Leaf) else task.box.head.parameters() if isinstance(task, Slots) else []
-    optimizer, losses = torch.optim.SGD([*model.parameters(), *held], lr=0.1), []
+    held = [task.scale] if isinstance(task, Leaf) else task.box.head.parameters() if hasattr(task, "box") else []
+    kind = Lookahead if isinstance(task, Slow) else torch.optim.SGD
+    optimizer, losses = kind([*model.parameters(), *held], lr=0.1), []
     for step in range(20):
         rows = slice(step * 8 % 64, step * 8 % 64 + 8)
         loss = task.loss(model, (X[rows], Y[rows]))
@@ -201,10 +289,77 @@ def test_it_trains_as_a_plain_loop_and_two_cuts_change_nothing(here, kind):
     assert now.keys() == then.keys() and all(torch.equal(now[name], then[name]) for name in then)
 
 
-def test_one_task_object_counts_anew_in_its_next_run(here):
-    task = Numbers()
+@pytest.mark.parametrize("kind", [Numbers, Counter])
+def test_one_task_object_counts_anew_in_its_next_run(here, kind):
+    task = kind()
     first = losses_of(sk.fit(task, *WORDS, show=False))
     assert losses_of(sk.fit(task, *WORDS, show=False)) == first
+
+
+class Predicts(Omitted, Numbers):
+    "Predictions need an array and a number of the task, and state of the model that no state dict has."
+
+    def __init__(self):
+        Numbers.__init__(self)
+        self.count = 0
+
+    def learn(self, mean, y):
+        super().learn(mean, y)
+        self.count += 1
+
+    def predict(self, model, batch):
+        return self.count * model(batch[0] - self.shift())
+
+    def test_dataset(self, cfg):
+        return TensorDataset(X)
+
+
+def test_predictions_of_another_process_have_arrays_and_numbers(here):
+    task = Predicts()
+    run = sk.fit(task, *WORDS, show=False)
+    found, new = torch.as_tensor(sk.predict(Predicts(), run).values), Predicts()
+    model = run.load_model(new)
+    assert new.count == 20 and new.steps[0] == 20 and model[0].steps == 20 and model[0].count > 8
+    with torch.no_grad():
+        assert torch.allclose(found, new.predict(model, (X,)), atol=1e-5)
+
+
+class Thawed(Slots):
+    "The head trains from the second epoch on, of eight steps."
+
+    def on_epoch(self, model, moment):
+        self.box.head.requires_grad_(moment.epoch > 0)
+
+
+class Idle(Slots):
+    "The loss does not use the head at first."
+
+    steps = 0
+
+    def head(self, out):
+        return self.box.head(out) if self.steps > 8 else out[:, :2]
+
+    def learn(self, mean, y):
+        super().learn(mean, y)
+        self.steps += 1
+
+
+def test_a_module_that_the_loss_uses_later_is_saved(here):
+    run = sk.fit(Idle(), *WORDS, show=False)
+    found = state_of(run)["box.head:weight"]
+    assert not torch.equal(found, Slots().box.head.weight)
+    task = Idle()
+    run.load_model(task)
+    assert torch.equal(task.box.head.weight, found)
+
+
+def test_a_criterion_that_is_thawed_later_trains_and_goes_on(here):
+    whole = sk.fit(Thawed(), *WORDS, show=False)
+    cut = sk.fit(Thawed(), *WORDS, "trainer.max_steps=5", show=False)
+    assert torch.equal(state_of(cut)["box.head:weight"], Slots().box.head.weight)
+    run = sk.resume(cut.path, Thawed(), "trainer.max_steps=20", "resume.allow=[trainer.max_steps]", show=False)
+    assert losses_of(run) == losses_of(whole)
+    assert not torch.equal(state_of(run)["box.head:weight"], Slots().box.head.weight)
 
 
 class Spoiled(Base):

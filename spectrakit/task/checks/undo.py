@@ -13,7 +13,7 @@ import io
 import pickle
 import sys
 import types
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,19 +24,21 @@ from ..task import names_in
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #104fff79
 class _Attributes:
-    """Copy of an object's attributes and of its containers."""
+    """Copy of a module's attributes, of the content of its lists, sets and mappings, and of tensors and generators that
+    are no buffers.
+    """
 
     def __init__(self, owner: Any):
         self.owner = owner
         self.values = {
-            name: (value, value.copy() if isinstance(value, (dict, set, list)) else None)
+            name: (value, None if hasattr(value, "named_modules") else _parts(value)[0])
             for name, value in vars(owner).items()
         }
 
     def restore(self) -> None:
         for value, held in self.values.values():
             if held is not None:
-                value.clear(), (value.extend if isinstance(value, list) else value.update)(held)
+                _restore(value, held)
         vars(self.owner).clear()
         vars(self.owner).update({name: value for name, (value, _) in self.values.items()})
 
@@ -124,7 +126,9 @@ def _parts(thing: Any) -> tuple[Any, list]:
         )
     if numpy is not None and isinstance(thing, numpy.ndarray):
         return thing.copy() if thing.nbytes <= _MAX_ARRAY_BYTES and thing.flags.writeable else None, []
-    if not isinstance(thing, type) and is_own(type(thing)):
+    if isinstance(thing, (types.SimpleNamespace, UserDict, UserList)) or (
+        not isinstance(thing, type) and is_own(type(thing))
+    ):
         own = _attributes(thing)
         return own, list(own.values())
     return None, []

@@ -39,6 +39,7 @@ class NanGuard(Part):
 
         super().__init__(s)
         self.policy, self.rollbacks, self.idle = s.config.training.nan_policy, 0, 0
+        self.rewinds = self.policy == "rollback"
         self.bad_input: str | None = None
         self.one, model = torch.ones((), device=s.context.device), s.context.unwrap(s.learner.model)
         self.finite = [name for name, b in model.named_buffers() if _is_finite(b)]

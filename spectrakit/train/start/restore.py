@@ -391,10 +391,13 @@ def restore_state(s: TrainState, kinds: Iterable[type[Part]] = ()) -> list[str]:
         _load_scheduler(s, state, done, notes)
     _restore_best(s, requested, notes)
     s.load_rank_state_dict(own, notes)
-    if s.learner.held is not None and rank_state is not None:
-        load_held(s.learner.held, rank_state.get("task", {}))
-        load_generator_states(s.learner.held.generators, rank_state.get("task_draws", {}))
-        load_values(s.learner.held, rank_state.get("task_values", {}))
+    if s.learner.held is not None:
+        values = s.context.broadcast((rank_state or {}).get("task_values", {}))
+        if rank_state is not None:
+            load_held(s.learner.held, rank_state.get("task", {}))
+            load_generator_states(s.learner.held.generators, rank_state.get("task_draws", {}))
+            values = rank_state.get("task_values", {})
+        load_values(s.learner.held, values, numbers=fresh)  # a rank without a file takes those of rank 0
     s.progress.saved_step = s.progress.step
     _restore_random(s, path, rank_state, notes)
     same = rank_state is not None and s.data.plan.effective_batch_size == state["effective_batch_size"]

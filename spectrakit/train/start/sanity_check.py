@@ -1026,7 +1026,10 @@ def _check_resumed(check: SanityCheck, task: Any, model: Any, learner: Learner, 
         "scheduler": lambda: new.scheduler and new.scheduler.load_state_dict(copy.deepcopy(state["scheduler"])),
     }
     _load_parts(task, parts)
-    ours, theirs = (set(map(id, each.held.named().values())) if each.held else set() for each in (learner, new))
+    ours, theirs = (
+        {id(t) for n, t in each.held.named().items() if not n.startswith("model.")} if each.held else set()
+        for each in (learner, new)
+    )
     if check.execution.context.world_size > 1 or ours & theirs:
         return  # a step would involve other ranks or shared tensors
     check.scene = Scene(task, "loss", "in the first step of a resumed run", check.batch.data)
