@@ -26,7 +26,7 @@ from spectrakit.tasks.ariel.simulate import (
     write_parquet,
 )
 
-SMALL = Instrument(pairs=(20, 240), cosmic=1e-4)
+SMALL, BOTH = Instrument(pairs=(20, 240), cosmic=1e-4), ["1000", "1007"]
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +156,25 @@ IS_READ = {"other frames", "dead columns", "dead row", "some saturated", "some N
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return simulate(tmp_path_factory.mktemp("ariel") / "data", (2, 0), SMALL)
+    "Planets 1000 and 1007, and 1014 with two visits."
+    return simulate(tmp_path_factory.mktemp("ariel") / "data", (3, 0), SMALL)
+
+
+@pytest.fixture(scope="module")
+def kept(data, tmp_path_factory):
+    "A cache with the light of planet 1007."
+    folder = tmp_path_factory.mktemp("kept")
+    quietly(data, folder, planets=["1007"])
+    return folder / "cache"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", sorted({*COSTS_THE_PLANET, *IS_READ}))
-def test_a_damaged_planet_costs_at_most_itself(data, tmp_path, fault):
+def test_a_damaged_planet_costs_at_most_itself(data, kept, tmp_path, fault):
     layout = type(data)(tmp_path / "data")
-    shutil.copytree(data.folder, layout.folder)
+    shutil.copytree(data.folder, layout.folder, ignore=shutil.ignore_patterns("1014"))
     damage(layout, "1000")[fault]()
-    found, told = quietly(layout, tmp_path)
+    found, told = quietly(layout, tmp_path, earlier=[kept])
     assert "1007" in found.curves
     if fault in COSTS_THE_PLANET:
         assert list(found.failed) == ["1000"]
@@ -182,25 +191,38 @@ def test_a_damaged_planet_costs_at_most_itself(data, tmp_path, fault):
 @pytest.mark.slow
 def test_a_session_goes_on_with_the_cache_of_another(data, tmp_path):
     first, told = quietly(data, tmp_path, planets=["1000"])
-    second, more = quietly(data, tmp_path)
+    second, more = quietly(data, tmp_path, planets=BOTH)
     assert "1 of 1 planets" in told[-1] and "1 of 1 planets" in more[-1] and list(second.curves) == ["1000", "1007"]
     (path,) = [p for p in (tmp_path / "cache").rglob("1000.npz")]
     path.write_bytes(path.read_bytes()[:100])  # torn
-    third, _ = quietly(data, tmp_path)
+    third, _ = quietly(data, tmp_path, planets=BOTH)
     assert (third.curves["1000"].flux[0] == first.curves["1000"].flux[0]).all()
-    assert quietly(data, tmp_path, steps=Steps(clip=0))[1][-1].startswith("2 of 2")
+    assert quietly(data, tmp_path, planets=BOTH, steps=Steps(clip=0))[1][-1].startswith("2 of 2")
+
+
+@pytest.mark.slow
+def test_columns_that_ascend_in_axis_info_are_not_turned(data, tmp_path):
+    layout = type(data)(tmp_path / "data")
+    shutil.copytree(data.folder, layout.folder, ignore=shutil.ignore_patterns("1007", "1014"))
+    axes = parquet.read_table(layout.folder / "axis_info.parquet").to_pandas()
+    axes[::-1].to_parquet(layout.folder / "axis_info.parquet")
+    (down, _), (up, _) = (quietly(place, tmp_path / str(place is data), planets=["1000"]) for place in (data, layout))
+    assert "from short to long" in up.curves["1000"].notes[0] and not down.curves["1000"].notes
+    both = [found.curves["1000"].flux[0][:, 5:] for found in (down, up)]  # the labels' columns are not in the middle
+    assert np.array_equal(both[0], both[1][:, ::-1])
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_same_light(data, tmp_path):
-    one, _ = quietly(data, tmp_path / "one")
-    two, _ = quietly(data, tmp_path / "two", workers=2)
+    one, _ = quietly(data, tmp_path / "one", planets=BOTH)
+    two, _ = quietly(data, tmp_path / "two", planets=BOTH, workers=2)
     assert all((one.curves[name].flux[0] == two.curves[name].flux[0]).all() for name in one.curves)
 
 
 @pytest.mark.slow
-def test_each_visit_has_its_own_calibration_and_every_one_by_choice(tmp_path):
-    layout = simulate(tmp_path / "data", (3, 0), SMALL)
+def test_each_visit_has_its_own_calibration_and_every_one_by_choice(data, tmp_path):
+    layout = type(data)(tmp_path / "data")
+    shutil.copytree(data.folder, layout.folder)
     own, _ = quietly(layout, tmp_path, planets=["1014"])
     every, _ = quietly(layout, tmp_path, planets=["1014"], how=Extraction(every_calibration=True))
     assert len(own.curves["1014"].flux) == 2 and len(every.curves["1014"].flux) == 4

@@ -15,18 +15,25 @@ import pyarrow
 from pyarrow import parquet
 
 from spectrakit.system.errors import RequestError
-from spectrakit.tasks.ariel.estimates import read_orbits
-from spectrakit.tasks.ariel.layout import AIRS, FGS1, SENSORS, SIGMA, WL, Layout, find_data, planets_in
+from spectrakit.tasks.ariel.estimates import Estimate, read_orbits
+from spectrakit.tasks.ariel.layout import AIRS, FGS1, SENSORS, SIGMA, WL, Layout, find_data, planets_in, read_csv
 from spectrakit.tasks.ariel.light_curves import read_adc
-from spectrakit.tasks.ariel.pipeline import predict_spectra
+from spectrakit.tasks.ariel.pipeline import answered, predict_spectra
 from spectrakit.tasks.ariel.simulate import Instrument, simulate, write_parquet
-from spectrakit.tasks.ariel.submission import sample_columns, usable_labels, wanted_planets
+from spectrakit.tasks.ariel.submission import fallback_spectrum, sample_columns, usable_labels, wanted_planets
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    "A planet with labels and sixteen without: 1007, 1014 and so on; every third has two visits."
-    return simulate(tmp_path_factory.mktemp("ariel") / "data", (1, 16), Instrument(pairs=(16, 192)))
+    "A planet with labels and sixteen without: 1007, 1014 with two visits, and copies of 1007."
+    layout = simulate(tmp_path_factory.mktemp("ariel") / "data", (1, 2), Instrument(pairs=(16, 192)))
+    copies = range(1021, 1021 + 7 * 14, 7)
+    for name in copies:
+        shutil.copytree(layout.folder / "test" / "1007", layout.folder / "test" / str(name))
+    for path in (layout.folder / "sample_submission.csv", layout.stars("test")):
+        table = pandas.read_csv(path)
+        pandas.concat([table, *(table[:1].assign(planet_id=name) for name in copies)]).to_csv(path, index=False)
+    return layout
 
 
 def rewrite(path, change):
@@ -125,7 +132,9 @@ def test_broken_tables_end_with_notes_and_the_columns_of_the_sample(data, tmp_pa
     folder = tmp_path / "data"
     shutil.copytree(data.folder, folder, ignore=lambda place, names: [n for n in names if "10" in n and n != "1007"])
     for name, change in {
-        "sample_submission.csv": lambda t: pandas.concat([t.iloc[::-1], t.iloc[:1]])[["planet_id", *SIGMA, *WL]],
+        "sample_submission.csv": lambda t: pandas.concat([t.iloc[::-1], t.iloc[:1]])[["planet_id", *SIGMA, *WL]].join(
+            pandas.Series("Public", t.index, name="Usage")
+        ),
         "test_star_info.csv": lambda t: t.drop(columns="sma"),
         "train.csv": lambda t: t.assign(wl_5="deep"),
         "adc_info.csv": lambda t: t.assign(FGS1_adc_gain=0),
@@ -135,7 +144,9 @@ def test_broken_tables_end_with_notes_and_the_columns_of_the_sample(data, tmp_pa
     notes, sent = answer(folder, tmp_path)
     assert list(sent.columns) == ["planet_id", *SIGMA, *WL] and list(sent["planet_id"])[-1] == "1007"
     assert len(sent) == 16 and sent["planet_id"].is_unique
-    for words in ("Planet 1000 .* train.csv", "repeated", "no column 'sma'", "no usable gain .* FGS1", "the baseline"):
+    assert (sent[SIGMA].to_numpy() > 1e-3).all(), "no planet is learned from"
+    told = ("568 columns", "Planet 1000 .* train.csv", "repeated", "no column 'sma'", "no usable gain .* FGS1")
+    for words in (*told, "the baseline"):
         assert any(re.search(words, note) for note in notes), (words, notes)
 
 
@@ -184,7 +195,30 @@ def test_a_sample_that_is_no_table_leaves_the_folders(tmp_path):
     assert wanted == ["9", "8", "7"] and "empty or repeated" in notes[0]
 
 
+@pytest.mark.parametrize("text", ["7.0,0.1", " 7 ,0.1", "7,0.1"])
+def test_ids_of_another_type_are_those_of_the_folders(tmp_path, text):
+    (tmp_path / "table.csv").write_text(f"planet_id,wl_1\n{text}\n,0.2\n")
+    assert list(read_csv(tmp_path / "table.csv", [])["planet_id"].dropna()) == ["7"]
+
+
+def test_a_table_that_is_packed_or_a_folder_is_told(tmp_path):
+    (tmp_path / "train.csv").mkdir()
+    (tmp_path / "ariel.zip").write_text("")
+    for name, words in (("train.csv", "not a CSV table: Is a directory"), ("other.csv", "Unpack ariel.zip")):
+        with pytest.raises(RequestError, match=words):
+            read_csv(tmp_path / name, [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_few_training_planets_leave_a_typical_depth_with_a_wide_sigma(count):
+    depth = np.full(len(WL), 0.01)
+    labels = {str(name): depth * (1 + name / 1e4) for name in range(count)}
+    fits = {name: Estimate(depth, depth / 99, np.zeros(4), np.zeros((len(WL), 8)), True) for name in "01239"}
+    assert answered(labels, fits, fits) == {} and fallback_spectrum(labels).sigma.min() > 0.01
+
+
 def test_orbits_that_do_not_cross_the_star_are_fitted(tmp_path):
-    stars = pandas.DataFrame({"planet_id": range(5), "P": [3, "?", 3, 3, 3], "sma": [9, 9, 1e9, 9, 9]})
-    stars.assign(i=[89, 89, 89, 0, np.nan]).to_csv(tmp_path / "test_star_info.csv", index=False)
+    stars = pandas.DataFrame({"planet_id": [0, 1, 2, 3, 4, 0, 5, 5], "P": [3, "?", 3, 3, 3, 3, 3, 4], "sma": 9.0})
+    stars.loc[2, "sma"] = 1e9
+    stars.assign(i=[89, 89, 89, 0, np.nan, 89, 89, 89]).to_csv(tmp_path / "test_star_info.csv", index=False)
     assert list(read_orbits(Layout(tmp_path), "test")) == ["0"]

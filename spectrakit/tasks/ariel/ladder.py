@@ -13,9 +13,10 @@ from itertools import product
 
 import numpy as np
 
-from .estimates import Estimate
+from .estimates import NO_FIT, Estimate
 from .layout import CHANNELS
 from .metric import FGS_WEIGHT, cell_scores
+from .submission import FEWEST
 
 # %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #332d3269
 @dataclass(frozen=True)
@@ -49,10 +50,7 @@ class Measured:
 # %% ../../../nbs/86_tasks/06_ariel/08_ladder.ipynb #5b1e0a11
 def as_measured(found: Mapping[str, Estimate], planets: Sequence[str]) -> Measured:
     """Return `planets` as arrays; missing estimates are not good."""
-    nothing = Estimate(
-        np.full(CHANNELS, np.nan), np.full(CHANNELS, np.nan), np.zeros(4), np.zeros((CHANNELS, 8)), False
-    )
-    rows = [found.get(name, nothing) for name in planets]
+    rows = [found.get(name, NO_FIT) for name in planets]
     depth, error = (np.array([getattr(row, name) for row in rows]).reshape(-1, CHANNELS) for name in ("depth", "error"))
     good = np.array([row.good for row in rows], bool) & np.isfinite(depth).all(axis=1) & np.isfinite(error).all(axis=1)
     light = [np.concatenate([row.dark, row.rest[0], row.rest[1:].mean(axis=0)]) for row in rows]
@@ -188,7 +186,7 @@ def predict_rung(
     """
     mu = np.repeat(y.mean(axis=0, keepdims=True), len(test.good), axis=0)
     sigma = np.repeat(y.std(axis=0, keepdims=True), len(test.good), axis=0)
-    if rung is not None and train.good.sum() >= 4 and test.good.any():
+    if rung is not None and train.good.sum() >= FEWEST and test.good.any():
         seen, labels = train.of(train.good), y[train.good]
         spread, good = fit_sigma(out_of_fold(rung, seen, labels), labels, seen), test.of(test.good)
         mu[test.good] = rung(seen, labels)(good)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FGS1', 'AIRS', 'SENSORS', 'CHANNELS', 'HOURS', 'WL', 'SIGMA', 'SLUGS', 'Sensor', 'airs_wavelengths', 'wavelengths',
-           'Layout', 'find_data', 'planets_in', 'package', 'read_csv']
+           'Layout', 'find_data', 'planets_in', 'package', 'read_csv', 'signal_sizes', 'columns_ascend']
 
 # %% ../../../nbs/86_tasks/06_ariel/00_layout.ipynb #6c37d0ab
 import importlib
@@ -98,10 +98,12 @@ class Layout:
 
     def visits(self, split: str, planet: str) -> list[int]:
         """Return the visits of which any file is present."""
-        return [v for v in range(2 if self.year == 2025 else 1) if any(self._begun(split, planet, v))]
+        files = [[self.signal(split, planet, sensor, v) for sensor in SENSORS] for v in range(self.most_visits())]
+        return [visit for visit, own in enumerate(files) if any(path.exists() for path in own)]
 
-    def _begun(self, split: str, planet: str, visit: int) -> list[bool]:
-        return [self.signal(split, planet, sensor, visit).exists() for sensor in SENSORS]
+    def most_visits(self) -> int:
+        """Return the largest number of visits of a planet."""
+        return 2 if self.year == 2025 else 1
 
 # %% ../../../nbs/86_tasks/06_ariel/00_layout.ipynb #f6bc8b74
 SLUGS = {2025: "ariel-data-challenge-2025", 2024: "ariel-data-challenge-2024"}
@@ -144,12 +146,34 @@ def package(name: str) -> Any:
 def read_csv(path: Path, columns: Sequence[str]) -> Any:
     """Return a CSV table with texts in planet_id; raise RequestError for a missing file or column."""
     if not path.exists():
-        raise RequestError(f"{path.name} is missing in {path.parent.name}. Give the competition's folder.")
+        packed = [f"Unpack {file.name}." for file in sorted(path.parent.glob("*.zip"))]
+        hint = (packed or ["Give the competition's folder."])[0]
+        raise RequestError(f"{path.name} is missing in {path.parent.name}. {hint}")
     try:
         table = package("pandas").read_csv(path, dtype={"planet_id": str})
-    except (ValueError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path.name} is not a CSV table: {error}. Download it again.") from None
+    except (ValueError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"{path.name} is not a CSV table: {reason}. Download it again.") from None
+    if "planet_id" in table:
+        table["planet_id"] = table["planet_id"].str.strip().str.removesuffix(".0")  # as a table of floats has them
     for name in columns:
         if name not in table.columns:
             raise RequestError(f"{path.name} has no column {name!r}.{did_you_mean(name, list(table.columns))}")
     return table
+
+# %% ../../../nbs/86_tasks/06_ariel/00_layout.ipynb #4d7fb263
+def signal_sizes(layout: Layout, split: str, planet: str) -> list[int]:
+    """Return the sizes of a planet's signal files, by which a cache belongs to its data."""
+    visits = range(layout.most_visits())
+    paths = [layout.signal(split, planet, sensor, visit) for sensor in SENSORS for visit in visits]
+    return [path.stat().st_size for path in paths if path.exists()]
+
+
+def columns_ascend(layout: Layout) -> bool:
+    """Return whether axis_info.parquet has the AIRS columns from short to long wavelengths, unlike the official one."""
+    path = layout.folder / "axis_info.parquet"
+    try:
+        um = package("pyarrow.parquet").read_table(path, columns=["AIRS-CH0-axis2-um"])[0].to_numpy()
+    except (OSError, ValueError, IndexError):
+        return False
+    return bool((np.diff(um[np.isfinite(um)]) > 0).any())

@@ -31,10 +31,11 @@ from spectrakit.tasks.ariel.ladder import (
     predict_rung,
     shaped,
 )
-from .layout import SENSORS, Layout, planets_in
+from .layout import Layout, planets_in, signal_sizes
 from .light_curves import cache_name, light_curves
 from .network import DepthNetwork, corrected
 from spectrakit.tasks.ariel.submission import (
+    FEWEST,
     Spectrum,
     fallback_spectrum,
     sample_columns,
@@ -45,12 +46,6 @@ from spectrakit.tasks.ariel.submission import (
 )
 
 # %% ../../../nbs/86_tasks/06_ariel/10_pipeline.ipynb #13d874d3
-def _signal_bytes(layout: Layout, split: str, planet: str) -> int:
-    """Return the bytes of signal files, which identify kept estimates' data."""
-    paths = [layout.signal(split, planet, sensor, visit) for sensor in SENSORS for visit in (0, 1)]
-    return sum(path.stat().st_size for path in dict.fromkeys(paths) if path.exists())
-
-
 def _keep(path: Path, found: Mapping[str, Estimate], sizes: Sequence[int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {f.name: np.array([getattr(one, f.name) for one in found.values()]) for f in fields(Estimate)}
@@ -65,7 +60,7 @@ def kept_estimates(layout: Layout, split: str, folder: Path) -> dict[str, Estima
             arrays = read_arrays(path)
             rows = zip(*(arrays[f.name] for f in fields(Estimate)), strict=True)
             for planet, size, row in zip(arrays["planet"], arrays["bytes"], rows, strict=True):
-                if size == _signal_bytes(layout, split, str(planet)):
+                if size == sum(signal_sizes(layout, split, str(planet))):
                     found[str(planet)] = Estimate(*row)
     return found
 
@@ -83,7 +78,7 @@ def _measure_part(
     except RequestError as error:
         orbits, notes = {}, [*notes, f"The orbits of {split} are fitted: {error}"]
     notes += [f"Planet {name} of {split}: {note}" for name, one in read.curves.items() for note in one.notes]
-    if unknown := [name for name in read.curves if name not in orbits and orbits]:
+    if unknown := [name for name in read.curves if name not in orbits and layout.year == 2025]:
         notes.append(f"Planet {unknown[0]} ({len(unknown)} in all) is not in the star table: its orbit is fitted.")
     return estimates(read.curves, orbits), notes
 
@@ -115,7 +110,7 @@ def measure(
             notes.append(f"{len(left) - start} planets of {split} were not read, because the time is up.")
             break
         part, more = _measure_part(layout, split, left[start : start + PART], cache, options)
-        sizes = [_signal_bytes(layout, split, planet) for planet in part]
+        sizes = [sum(signal_sizes(layout, split, planet)) for planet in part]
         _keep(Path(keep) / name / f"{left[start]}.npz", part, sizes)
         found, notes, done = found | part, notes + more, min(start + PART, len(left))
         rest_s = (time.monotonic() - begun) / done * (len(left) - done)
@@ -138,9 +133,9 @@ def answered(
     """
     known = [name for name in labels if name in train]
     seen = [name for name, one in test.items() if one.good]
-    if not (known and seen):
-        return {}
     y, learned, asked = np.array([labels[name] for name in known]), as_measured(train, known), as_measured(test, seen)
+    if learned.good.sum() < FEWEST or not seen:
+        return {}
     given = predict_rung(shaped, learned, y, asked)
     if network and learned.good.sum() >= LEAST:
         given = _by_network(learned.of(learned.good), y[learned.good], asked)
@@ -192,8 +187,8 @@ def predict_spectra(layout: Layout, out: str | Path, cache: str | Path, **option
             say(f"{Path(out).name} has the corrections of a network")
         except Exception as error:  # whatever it is, the submission is complete
             notes.append(f"No network corrects the fitted spectra: {error}")
-    if wanted and not found["train"]:
-        notes.append("No training planet is measured: the submission is the baseline.")
+    if wanted and (good := sum(one.good for one in found["train"].values())) < FEWEST:
+        notes.append(f"Only {good} training planets have a usable transit, not {FEWEST}: this is the baseline.")
     if blank := [name for name, one in found["test"].items() if not one.good]:
         notes.append(f"Planet {blank[0]} ({len(blank)} in all) has no usable transit and gets a fallback prediction.")
     return notes
