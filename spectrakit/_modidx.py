@@ -8460,6 +8460,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'spectrakit/tasks/table/models.py'),
                                                'spectrakit.tasks.table.models._odds': ( '86_tasks/05_table/models.html#_odds',
                                                                                         'spectrakit/tasks/table/models.py'),
+                                               'spectrakit.tasks.table.models._seconds': ( '86_tasks/05_table/models.html#_seconds',
+                                                                                           'spectrakit/tasks/table/models.py'),
                                                'spectrakit.tasks.table.models.as_frame': ( '86_tasks/05_table/models.html#as_frame',
                                                                                            'spectrakit/tasks/table/models.py'),
                                                'spectrakit.tasks.table.models.blend_models': ( '86_tasks/05_table/models.html#blend_models',

@@ -118,15 +118,10 @@ def _vars_of(task: Any) -> list[tuple[str, Any]]:
     return list(getattr(task, "__dict__", {}).items())
 
 
-def _belongs(owner: Any, key: Any, value: Any) -> bool:
-    """Check whether a value can be replaced: in a container, or as an attribute that is not of the class.
-
-    Numbers in lists are data.
-    """
-    if isinstance(owner, (dict, UserDict)):
+def _belongs(owner: Any, key: Any) -> bool:
+    """Check whether a value can be replaced: in a container, or as an attribute that is not of the class."""
+    if isinstance(owner, (dict, UserDict, list, deque, UserList)):
         return True
-    if isinstance(owner, (list, deque, UserList)):
-        return not _is_number(value)
     return key in getattr(owner, "__dict__", ()) or inspect.ismemberdescriptor(getattr(type(owner), str(key), None))
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #3929fc28
@@ -185,7 +180,8 @@ class Held(NamedTuple):
 def _leaves(task: Any, model: Any = None, optimizer: Any = None) -> Iterator[Held]:
     """Yield objects with state, each once, and the values of attributes, lists and mappings.
 
-    Of modules, of `model` and of `optimizer` also the state that a state dict omits.
+    Of modules, of `model` and of `optimizer` also the state that a state dict omits, with its numbers. Numbers of the
+    task itself are data, or count what a session does.
     """
     seen = {id(task)}
     todo = deque(("", task, key, part) for key, part in (*_vars_of(task), *parts_held(task)))
@@ -200,7 +196,8 @@ def _leaves(task: Any, model: Any = None, optimizer: Any = None) -> Iterator[Hel
             continue
         name = f"{prefix}{key}"
         if _is_value(thing):
-            yield Held(name, owner, key, thing)
+            if not _is_number(thing) or owner is optimizer or hasattr(owner, "named_modules"):
+                yield Held(name, owner, key, thing)
             continue
         seen.add(id(thing))
         if _has_state(thing):
@@ -272,7 +269,7 @@ class TaskModules:
 
         found = [each for each in _leaves(self.task, self.model, self.optimizer) if self._is_beside(each)]
         values = [each for each in found if _is_value(each.thing)]
-        self.values = {each.name: each for each in values if _belongs(each.owner, each.key, each.thing)}
+        self.values = {each.name: each for each in values if _belongs(each.owner, each.key)}
         self.defaults = {each.name: each for each in values if each.name not in self.values and _is_default(each)}
         modules = {held.name: held.thing for held in found if isinstance(held.thing, torch.nn.Module)}
         self.modules = {name: module for name, module in modules.items() if self.inside(module)}

@@ -155,23 +155,6 @@ class Draws(Base):
         return self.made[0].rand() + self.made[2].random() + self.made[1].random_raw() / 2**64
 
 
-class Counter(Base):
-    "Numbers of Python and NumPy that matter after eight steps; one is an attribute of the class at first."
-
-    steps = 0
-
-    def __init__(self):
-        self.mean, self.share, self.kept = 0.0, numpy.float32(0.5), {"steps": 0}
-
-    def shift(self):
-        return self.mean * self.share * self.steps * (self.kept["steps"] > 8)
-
-    def learn(self, mean, y):
-        self.steps, self.mean = self.steps + 1, 0.9 * self.mean + 0.1 * float(mean[0])
-        self.share *= numpy.float32(0.9)
-        self.kept["steps"] += 1
-
-
 class Namespace(Base):
     "A module, a mean and a generator in a namespace and in an object that has items."
 
@@ -241,7 +224,7 @@ class Slow(Base):
         return Lookahead(model.parameters(), lr=0.1)
 
 
-KINDS = [Pointer, Numbers, Slots, Rows, Scheduled, Leaf, Draws, Counter, Namespace, Omitted, Slow]
+KINDS = [Pointer, Numbers, Slots, Rows, Scheduled, Leaf, Draws, Namespace, Omitted, Slow]
 
 
 def by_hand(task):
@@ -289,37 +272,31 @@ def test_it_trains_as_a_plain_loop_and_two_cuts_change_nothing(here, kind):
     assert now.keys() == then.keys() and all(torch.equal(now[name], then[name]) for name in then)
 
 
-@pytest.mark.parametrize("kind", [Numbers, Counter])
-def test_one_task_object_counts_anew_in_its_next_run(here, kind):
-    task = kind()
+def test_one_task_object_counts_anew_in_its_next_run(here):
+    task = Numbers()
     first = losses_of(sk.fit(task, *WORDS, show=False))
     assert losses_of(sk.fit(task, *WORDS, show=False)) == first
 
 
 class Predicts(Omitted, Numbers):
-    "Predictions need an array and a number of the task, and state of the model that no state dict has."
+    "Predictions need an array of the task, and state of the model that no state dict has."
 
     def __init__(self):
         Numbers.__init__(self)
-        self.count = 0
-
-    def learn(self, mean, y):
-        super().learn(mean, y)
-        self.count += 1
 
     def predict(self, model, batch):
-        return self.count * model(batch[0] - self.shift())
+        return model(batch[0] - self.shift())
 
     def test_dataset(self, cfg):
         return TensorDataset(X)
 
 
-def test_predictions_of_another_process_have_arrays_and_numbers(here):
+def test_predictions_of_another_process_have_arrays_of_the_task(here):
     task = Predicts()
     run = sk.fit(task, *WORDS, show=False)
     found, new = torch.as_tensor(sk.predict(Predicts(), run).values), Predicts()
     model = run.load_model(new)
-    assert new.count == 20 and new.steps[0] == 20 and model[0].steps == 20 and model[0].count > 8
+    assert new.steps[0] == 20 and model[0].steps == 20 and model[0].count > 8
     with torch.no_grad():
         assert torch.allclose(found, new.predict(model, (X,)), atol=1e-5)
 

@@ -175,12 +175,30 @@ class OtherModels:
     notes: list[str]
 
 # %% ../../../nbs/86_tasks/05_table/08_models.ipynb #ab689255
+_TRIED = 1000, 4000  # rows of two trials, from which the time of a fold follows
+
+
+def _seconds(name: str, recipe: Recipe, table: Any, y: np.ndarray, seed: int) -> float:
+    """Return the time that a model needs for all rows of `table`; 0 for few rows, which are not tried."""
+    if len(table) < 2 * _TRIED[1]:
+        return 0.0
+    took = []
+    for count in _TRIED:
+        rows, began = np.linspace(0, len(table) - 1, count).astype(int), time.monotonic()
+        learn(name, recipe, table.iloc[rows], y[rows], [table[:1]], seed)
+        took.append(time.monotonic() - began)
+    return took[1] + max(0.0, took[1] - took[0]) * (len(table) - _TRIED[1]) / (_TRIED[1] - _TRIED[0])
+
+
 def _by_folds(
     name: str, training: Training, asked: np.ndarray, fold: np.ndarray, ends: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return held-out and test predictions of a model. Raise TimeoutError if its folds would end after `ends`."""
     recipe, folds = training.recipe, np.unique(fold)
-    table, test, began = as_frame(training.x, recipe), as_frame(asked, recipe), time.monotonic()
+    table, test = as_frame(training.x, recipe), as_frame(asked, recipe)
+    whole_s, began = _seconds(name, recipe, table, training.y, seed) * (len(folds) - 1), time.monotonic()
+    if began + whole_s > ends:
+        raise TimeoutError
     held_out, mean = np.empty(0), np.zeros(())
     for done, k in enumerate(folds):
         if done and began + (time.monotonic() - began) * len(folds) / done > ends:
@@ -240,6 +258,7 @@ def fit_models_once(
         key.update(np.ascontiguousarray(array).data)
     if key.hexdigest() not in _FITTED:
         _FITTED.clear()
+        print(f"task.models: {', '.join(names)} learn beside the network, in at most {limit_s:g} s")
         _FITTED[key.hexdigest()] = found = fit_models(names, training, asked, fold, limit_s, seed)
         print(*found.notes, sep="\n", end="\n" * bool(found.notes))
     others = _FITTED[key.hexdigest()]

@@ -137,7 +137,7 @@ OPTIONS: dict[str, Any] = {
     "dropout": 0.15,
     "members": None,  # size of the ensemble within the network; null: folds, at most MOST_MEMBERS
     "models": "auto",  # models to blend: net, and names in LIBRARIES; auto: boosting libraries that are installed
-    "models_s": 300,  # seconds for the other models; one that would take longer is left out
+    "models_s": 120,  # seconds for the other models; one that would take longer is left out
 }
 
 # %% ../../../nbs/86_tasks/05_table/10_table.ipynb #195bce77
