@@ -2671,6 +2671,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'spectrakit/jobs/prediction.py'),
                                             'spectrakit.jobs.prediction._spooled': ( '55_jobs/prediction.html#_spooled',
                                                                                      'spectrakit/jobs/prediction.py'),
+                                            'spectrakit.jobs.prediction._values_in': ( '55_jobs/prediction.html#_values_in',
+                                                                                       'spectrakit/jobs/prediction.py'),
                                             'spectrakit.jobs.prediction.batches_of': ( '55_jobs/prediction.html#batches_of',
                                                                                        'spectrakit/jobs/prediction.py'),
                                             'spectrakit.jobs.prediction.not_finite': ( '55_jobs/prediction.html#not_finite',

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.frozen_weights import left_out_of
-from ..checkpoint.store import find_checkpoint, load_rank_state, load_task_tensors, load_weights, read_manifest
+from spectrakit.checkpoint.store import (
+    CheckpointError,
+    find_checkpoint,
+    load_rank_state,
+    load_task_tensors,
+    load_weights,
+    read_manifest,
+)
 from ..config.schema import Config
 from ..data.fingerprint import dataset_fingerprint, tensors_hash
 from ..data.loaders import Batches, Placement, dataset_length, eval_batches
@@ -49,6 +56,16 @@ from ..train.state import never
 from ..watchdog.time_budget import SUBMIT_S
 
 # %% ../../nbs/55_jobs/00_prediction.ipynb #cc01afe6
+def _values_in(path: Path, held: TaskModules) -> dict[str, Any]:
+    """Return the task's values in the checkpoint at `path`; none from a refused file that the task does not need."""
+    try:
+        return (load_rank_state(path) or {}).get("task_values", {})
+    except CheckpointError:
+        if held.values:
+            raise
+        return {}
+
+
 def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu") -> tuple[Any, str, list[str]]:
     """Return the model of the best checkpoint in `run_dir`, on the CPU in eval mode, the checkpoint's name, and notes.
 
@@ -67,7 +84,7 @@ def trained_model(task: Any, config: Config, run_dir: Path, device: Any = "cpu")
     model = model_with(task, config, Saved(path.name, load_weights(path), left_out_of(path), first))
     held = TaskModules(task, model, arrived)
     move_held(held, device)
-    load_values(held, (load_rank_state(path) or {}).get("task_values", {}))
+    load_values(held, _values_in(path, held))
     if missing := load_held(held, load_task_tensors(path)):
         notes = [*notes, f"the task no longer has {missing[0]}, which is in {path.name}"]
     record_end(held)
