@@ -137,7 +137,7 @@ def _class_numbers(thing: Any) -> dict[str, Any]:
     kinds = [kind for kind in type(thing).__mro__[::-1] if is_own(kind)]
     return {name: part for kind in kinds for name, part in vars(kind).items() if _is_number(part)}
 
-
+# %% ../../nbs/35_task/08_task_modules.ipynb #3929fc2a
 def _unsaved_state(root: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield (path, owner, key, part) of state in modules of the user's classes that a state dict omits: attributes
     that are numbers, arrays, tensors and generators.
@@ -176,7 +176,7 @@ class Held(NamedTuple):
     key: Any
     thing: Any
 
-
+# %% ../../nbs/35_task/08_task_modules.ipynb #600cc20a
 def _leaves(task: Any, model: Any = None, optimizer: Any = None) -> Iterator[Held]:
     """Yield objects with state, each once, and the values of attributes, lists and mappings.
 
@@ -235,33 +235,14 @@ def _is_copy(module: Any, model: Any) -> bool:
         return True  # for a sharded model only shapes are compared
     return all(torch.equal(t.detach().cpu(), theirs[name].detach().cpu()) for name, t in ours.items())
 
-# %% ../../nbs/35_task/08_task_modules.ipynb #b00fce75
-class TaskModules:
-    """Modules, tensors and optimizers that a `task` holds outside its model, and the model's own state that its state
-    dict omits.
+# %% ../../nbs/35_task/08_task_modules.ipynb #b00fce74
+class _HeldNow:
+    """Objects that a `task` holds outside its `model` now, by name."""
 
-    Attributes:
-        task: The task.
-        model: Its new model. Default: None, not yet made.
-        arrived: Names that the task held before `model` was called.
-        like: The same of an earlier model of the task, which decides about prototypes.
-    """
-
-    def __init__(self, task: Any, model: Any = None, arrived: Iterable[str] = (), like: "TaskModules | None" = None):
+    def __init__(self, task: Any, model: Any):
         self.task, self.model, self.optimizer = task, model, None
         self.of_model = set() if model is None else {id(t) for t in (*model.parameters(), *model.buffers())}
         self.look()
-        is_new = model is not None and like is None
-        copies = {name for name, module in self.modules.items() if is_new and _is_copy(module, model)}
-        self.prototypes: set[str] = like.prototypes if like else copies & set(arrived)  # copied by `model`
-        self.frozen: set[str] = like.frozen if like else copies | {n for n, m in self.modules.items() if not m.training}
-        fixed = {n for n, t in self.named().items() if not t.requires_grad}
-        self.fixed: set[str] = like.fixed if like else fixed  # `on_epoch` may freeze others for some epochs
-        self.idle: set[str] = like.idle if like else set()  # names without a gradient in the check
-        self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the run's optimizer updates
-        self.added, self.left = list[str](), list[tuple[str, Any]]()  # names it got; (name, parameter) it did not take
-        self.seen: dict[str, Any] = {}  # name → mark of a tensor at `record_tensors`
-        self.first: dict[str, Any] = {}  # name → number, or array as a tensor, at `record_tensors`
 
     def look(self) -> None:
         """Find the current objects, which the task may replace."""
@@ -289,6 +270,32 @@ class TaskModules:
         """Return every tensor by name; those of modules as `module:name`."""
         inner = {f"{name}:{key}": t for name, module in self.modules.items() for key, t in self.inside(module).items()}
         return inner | {name: held.thing for name, held in self.tensors.items()}
+
+# %% ../../nbs/35_task/08_task_modules.ipynb #b00fce75
+class TaskModules(_HeldNow):
+    """Modules, tensors and optimizers that a `task` holds outside its model, and the model's own state that its state
+    dict omits.
+
+    Attributes:
+        task: The task.
+        model: Its new model. Default: None, not yet made.
+        arrived: Names that the task held before `model` was called.
+        like: The same of an earlier model of the task, which decides about prototypes.
+    """
+
+    def __init__(self, task: Any, model: Any = None, arrived: Iterable[str] = (), like: "TaskModules | None" = None):
+        super().__init__(task, model)
+        is_new = model is not None and like is None
+        copies = {name for name, module in self.modules.items() if is_new and _is_copy(module, model)}
+        self.prototypes: set[str] = like.prototypes if like else copies & set(arrived)  # copied by `model`
+        self.frozen: set[str] = like.frozen if like else copies | {n for n, m in self.modules.items() if not m.training}
+        fixed = {n for n, t in self.named().items() if not t.requires_grad}
+        self.fixed: set[str] = like.fixed if like else fixed  # `on_epoch` may freeze others for some epochs
+        self.idle: set[str] = like.idle if like else set()  # names without a gradient in the check
+        self.trained: list[tuple[str, Any]] = []  # (name, parameter) that the run's optimizer updates
+        self.added, self.left = list[str](), list[tuple[str, Any]]()  # names it got; (name, parameter) it did not take
+        self.seen: dict[str, Any] = {}  # name → mark of a tensor at `record_tensors`
+        self.first: dict[str, Any] = {}  # name → number, or array as a tensor, at `record_tensors`
 
 # %% ../../nbs/35_task/08_task_modules.ipynb #8b80fe6d
 _FOUND: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()  # task → its attributes' ids, its objects
@@ -376,7 +383,7 @@ def learning(held: TaskModules) -> list[str]:
     """Return names of parameters that the optimizer updates and the loss uses."""
     return [name for name, _ in held.trained if name not in held.idle]
 
-
+# %% ../../nbs/35_task/08_task_modules.ipynb #d896f468
 def shared_tensors(held: TaskModules, optimizer: Any) -> list[Any]:
     """Return tensors that ranks take from rank 0 each step: buffers, and parameters of the task's optimizers."""
     buffers = [t for module in held.modules.values() for t in module.buffers() if id(t) not in held.of_model]
@@ -528,6 +535,16 @@ def load_generator_states(generators: dict[str, Any], states: dict[str, Any]) ->
         else:
             getattr(each, "bit_generator", each).state = state
 
+# %% ../../nbs/35_task/08_task_modules.ipynb #670fb359
+def _as_before(value: Any, place: Held | None) -> Any:
+    """Return a loaded value as a number, an array, or a number of NumPy."""
+    import numpy
+
+    if isinstance(value, (int, float)):
+        return value
+    array = value.numpy().copy()
+    return array if array.ndim or isinstance(getattr(place, "thing", None), numpy.ndarray) else array[()]
+
 # %% ../../nbs/35_task/08_task_modules.ipynb #c182fb76
 def state_of_values(held: TaskModules) -> dict[str, Any]:
     """Return numbers that changed since `record_tensors`, and small arrays as tensors."""
@@ -551,16 +568,6 @@ def load_values(held: TaskModules, state: dict[str, Any], numbers: bool = True) 
         )
         if not same and (numbers or not isinstance(value, (int, float))):
             _put(held, name, place, _as_before(value, place))
-
-
-def _as_before(value: Any, place: Held | None) -> Any:
-    """Return a loaded value as a number, an array, or a number of NumPy."""
-    import numpy
-
-    if isinstance(value, (int, float)):
-        return value
-    array = value.numpy().copy()
-    return array if array.ndim or isinstance(getattr(place, "thing", None), numpy.ndarray) else array[()]
 
 
 def names_of(held: TaskModules) -> set[str]:

@@ -22,64 +22,6 @@ from ...system.errors import is_own, is_own_module
 from ..model_buffers import BuffersCopy, restore_buffers
 from ..task import names_in
 
-# %% ../../../nbs/35_task/09_checks/01_undo.ipynb #104fff79
-class _Attributes:
-    """Copy of a module's attributes, of the content of its lists, sets and mappings, and of tensors and generators that
-    are no buffers.
-    """
-
-    def __init__(self, owner: Any):
-        self.owner = owner
-        self.values = {
-            name: (value, None if hasattr(value, "named_modules") else _parts(value)[0])
-            for name, value in vars(owner).items()
-        }
-
-    def restore(self) -> None:
-        for value, held in self.values.values():
-            if held is not None:
-                _restore(value, held)
-        vars(self.owner).clear()
-        vars(self.owner).update({name: value for name, (value, _) in self.values.items()})
-
-# %% ../../../nbs/35_task/09_checks/01_undo.ipynb #4e16751b
-class ModelCopy:
-    """Copy of a model: its modules' attributes, tensors and gradients."""
-
-    def __init__(self, model: Any):
-        import torch
-
-        self.modules = [_Attributes(module) for module in model.modules()]
-        tensors = {
-            id(t): t for t in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(t)
-        }.values()
-        self.tensors = [
-            (
-                t,
-                t.requires_grad,
-                t.grad,
-                [(each, each.data, each.detach().to("cpu", copy=True)) for each in (t, t.grad) if each is not None],
-            )
-            for t in tensors
-            if not t.is_meta
-        ]
-
-    def restore(self) -> None:
-        """Restore the model in place."""
-        import torch
-
-        for attributes in self.modules:
-            attributes.restore()
-        with torch.no_grad():
-            for tensor, wanted, grad, parts in self.tensors:
-                tensor.grad = None
-                for each, data, bits in parts:
-                    each.data = data  # back on its own device
-                    data.copy_(bits)
-                if tensor.is_leaf:
-                    tensor.requires_grad_(wanted)
-                tensor.grad = grad
-
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #1b6b41fe
 _MAX_VISITED = 10_000  # elements of a container that are visited
 _MAX_ARRAY_BYTES = 2**26  # bytes of an array that is copied
@@ -179,6 +121,64 @@ def _set_generator(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         getattr(generator, "bit_generator", generator).state = state
+
+# %% ../../../nbs/35_task/09_checks/01_undo.ipynb #104fff79
+class _Attributes:
+    """Copy of a module's attributes, of the content of its lists, sets and mappings, and of tensors and generators that
+    are no buffers.
+    """
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+        self.values = {
+            name: (value, None if hasattr(value, "named_modules") else _parts(value)[0])
+            for name, value in vars(owner).items()
+        }
+
+    def restore(self) -> None:
+        for value, held in self.values.values():
+            if held is not None:
+                _restore(value, held)
+        vars(self.owner).clear()
+        vars(self.owner).update({name: value for name, (value, _) in self.values.items()})
+
+# %% ../../../nbs/35_task/09_checks/01_undo.ipynb #4e16751b
+class ModelCopy:
+    """Copy of a model: its modules' attributes, tensors and gradients."""
+
+    def __init__(self, model: Any):
+        import torch
+
+        self.modules = [_Attributes(module) for module in model.modules()]
+        tensors = {
+            id(t): t for t in (*model.parameters(), *model.buffers()) if not torch.nn.parameter.is_lazy(t)
+        }.values()
+        self.tensors = [
+            (
+                t,
+                t.requires_grad,
+                t.grad,
+                [(each, each.data, each.detach().to("cpu", copy=True)) for each in (t, t.grad) if each is not None],
+            )
+            for t in tensors
+            if not t.is_meta
+        ]
+
+    def restore(self) -> None:
+        """Restore the model in place."""
+        import torch
+
+        for attributes in self.modules:
+            attributes.restore()
+        with torch.no_grad():
+            for tensor, wanted, grad, parts in self.tensors:
+                tensor.grad = None
+                for each, data, bits in parts:
+                    each.data = data  # back on its own device
+                    data.copy_(bits)
+                if tensor.is_leaf:
+                    tensor.requires_grad_(wanted)
+                tensor.grad = grad
 
 # %% ../../../nbs/35_task/09_checks/01_undo.ipynb #b54e0e42
 def _is_unchanged(thing: Any, held: Any) -> bool:

@@ -211,7 +211,7 @@ def _by_folds(
         mean += given / len(folds)
     return held_out, mean
 
-
+# %% ../../../nbs/86_tasks/05_table/08_models.ipynb #ab689256
 def fit_models(
     names: Sequence[str], training: Training, asked: np.ndarray, fold: np.ndarray, limit_s: float, seed: int = 0
 ) -> OtherModels:

@@ -37,6 +37,13 @@ def history_panel(study: Study) -> Panel:
     ]
     return Panel(study.metric, lines, "× ended early" * bool(ended), x_label="trial")
 
+# %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #48fce1df
+def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
+    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        return [float(v) for v in values], []
+    names = list(dict.fromkeys(map(str, values)))
+    return [float(names.index(str(v))) for v in values], names
+
 # %% ../../../nbs/80_tuning/06_search/05_study_page.ipynb #48fce1e0
 def curves_panel(study: Study, most: int = 60) -> Panel:
     """Return a panel of the trials' metric over their evaluations; the best and the running in front."""
@@ -56,13 +63,6 @@ def curves_panel(study: Study, most: int = 60) -> Panel:
             lines.append(Line(steps, trial.curve, TRAIN, 0.8, 0.6))
     note = "× ended early" * any(trial.status == "pruned" for trial in shown)
     return Panel(study.metric, lines, note, x_label="evaluation")
-
-
-def _places(values: Sequence[Any]) -> tuple[list[float], list[str]]:
-    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-        return [float(v) for v in values], []
-    names = list(dict.fromkeys(map(str, values)))
-    return [float(names.index(str(v))) for v in values], names
 
 
 def setting_panel(study: Study, key: str) -> Panel:
