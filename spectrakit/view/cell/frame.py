@@ -386,7 +386,7 @@ def _compact_rules(s: RunState) -> str:
         f"{own}>:last-child,{own}-boxes .m,{own}-boxes .wide",
     )
     rules = "".join(f"{{0}} {chosen.replace(',', ',{0} ')}{{{{display:none!important}}}}" for chosen in hidden)
-    rules += f"{{0}} {own}-h>table+div{{{{height:34px;font-size:12px;line-height:17px;overflow:hidden}}}}"
+    rules += f"{{0}} {own}-h>table+div{{{{height:51px;font-size:12px;line-height:17px;overflow:hidden}}}}"
     rules += f"{{0}} {own}-h>table tr{{{{grid-template-columns:1fr 1fr!important}}}}"
     rules += f"{{0}} {own}-h .t b{{{{font-size:14px!important;line-height:18px!important}}}}"
     ticked = _is_ticked(s, "k")
