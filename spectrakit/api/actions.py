@@ -416,7 +416,7 @@ def on_this_machine(request: RunRequest) -> RunRequest:
 def settings_to_use(run: Run, task: Any, trust: bool, words: Sequence[str] = ()) -> Config:
     """Return the settings of `run`; skip and print entries that need trust.
 
-    `task`: to use (None: the run's); `trust` all settings; `words`: overrides.
+    `task` replaces the run's task (default None), `trust` permits all settings, `words` are overrides.
     """
     config, notes = consented(run.path, run.config, trust or run.trusted, run.task if task is None else task)
     for note in notes:
